@@ -1,0 +1,211 @@
+"""Ops of the compiled backend, and what makes them: NIXL's own functions, arrays, capsules."""
+
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from ._cpp cimport (
+    OpsV1, Telemetry, library_of, nixl_agent_type, nixl_release,
+    nixl_status, nixl_telemetry, platform_abi_id, resolve_calls, simulated_release,
+    simulated_status, simulated_telemetry, type_info_name,
+)
+
+from ..agent_ops import PythonOps, mark_released
+from ..contract import OPS_CAPSULE
+from ..handles import plain_key
+from ..nixl_target import find_target, warn_if_unlocked
+from ..simulated import SimulatedAgent, exception_for
+
+cdef const char* CONDUIT_POINTER = b"raw_pointer_ephemeral"
+
+
+cdef class CompiledOps:
+    """How states are read: ``kind``, and ``reason``, a sentence that says why."""
+
+    def __init__(self, agent, str kind, str reason, python=None):
+        self.agent = agent
+        self.kind = kind
+        self.reason = reason
+        self.python = python
+        self.library = ""
+        self.telemetry_trusted = kind != "nixl"
+
+    def __repr__(self):
+        return f"<ops {self.kind}: {self.reason}>"
+
+    def admit(self, handle):
+        """Return the id of a handle and the object to keep (None: the id is all there is)."""
+        if self.python is not None:
+            return self.python.admit(handle)
+        key, kept = plain_key(handle)
+        if kept is not None and type(getattr(kept, "_handle", None)) is not int:
+            raise TypeError(f"a handle for {self.kind} ops must be an int, or have an int _handle: {handle!r}")
+        return key, kept
+
+    def status(self, handle):
+        """Ask for the state of one handle: a status code and the exception, if any."""
+        cdef uint64_t key
+        cdef int32_t code
+        if not self.compiled():
+            return self.python.status(handle)
+        key = self.id_of(handle)
+        with nogil:
+            code = self.calls.status(self.calls.context, key)
+        return code, self.error_of(code)
+
+    def release(self, handle):
+        """Release one handle; return the exception if that was refused."""
+        cdef uint64_t key
+        cdef int32_t code
+        if not self.compiled():
+            return self.python.release(handle)
+        key = self.id_of(handle)
+        with nogil:
+            code = self.calls.release(self.calls.context, key)
+        if code == 0:
+            mark_released(handle)
+        return self.error_of(code)
+
+    def take_interrupt(self):
+        """Return, once, an exception that is no error and came out of an agent's method."""
+        return None if self.python is None else self.python.take_interrupt()
+
+    cdef bint compiled(self):
+        return self.calls.status != NULL
+
+    cpdef object error_of(self, int code):
+        return None if code >= 0 else exception_for(code, self._errors)
+
+    cdef uint64_t id_of(self, handle) except? 0:
+        return handle if type(handle) is int else handle._handle
+
+    cdef void demote(self, str reason):
+        """Go on with Python calls: something native was not as it must be."""
+        self.kind = "python"
+        self.reason = reason
+        self.calls.status = NULL
+        self.telemetry_trusted = True
+
+    cdef bint trust_telemetry(self, uint64_t handle) except -1:
+        """Compare native telemetry of a DONE handle with the binding's, once."""
+        cdef Telemetry seen
+        cdef int32_t code
+        if self.telemetry_trusted:
+            return True
+        with nogil:
+            code = self.calls.telemetry(self.calls.context, handle, &seen)
+        cdef object native = code
+        if code == 0:
+            native = (seen.xfer_us, seen.post_us, seen.bytes, seen.descriptors)
+        binding = self.python.telemetry_or_code(int(handle))
+        if native != binding:
+            self.demote(f"native telemetry {native} is not what the binding gives, {binding}: another layout")
+            return False
+        self.telemetry_trusted = True
+        return True
+
+
+def bind(agent):
+    """Return ops for an agent: native where that checks out, Python calls otherwise.
+
+    Parameters
+    ----------
+    agent : object
+        A ``nixl_agent``, its inner binding object, a wrapper around one, anything with
+        ``check_xfer_state``, ``get_xfer_telemetry`` and ``release_xfer_handle``, a
+        `SimulatedAgent`, or a ``kvfast.ops.v1`` capsule.
+
+    Raises
+    ------
+    TypeError
+        If it is none of these.
+    ValueError
+        If a capsule holds ops of another version or without a function.
+    """
+    if isinstance(agent, SimulatedAgent):
+        return bind_simulated(agent)
+    if PyCapsule_IsValid(agent, b"kvfast.ops.v1"):
+        return bind_capsule(agent)
+    if type(agent).__name__ == "PyCapsule":
+        raise TypeError(f"{agent!r} is not a capsule named {OPS_CAPSULE!r}")
+    return bind_nixl(agent)
+
+
+cdef CompiledOps bind_simulated(agent):
+    cdef CompiledOps ops = CompiledOps(agent, "simulated", "a SimulatedAgent, read by compiled code")
+    cdef int32_t[::1] states_view = agent.states
+    cdef int32_t[::1] release_view = agent.release_codes
+    cdef int64_t[:, ::1] telemetry_view = agent.telemetry
+    cdef int32_t[::1] released_view = agent.released
+    # The views hold the exports; the arrays can't move or go while these ops live.
+    ops.keep = (states_view, release_view, telemetry_view, released_view)
+    ops.arrays.count = len(states_view)
+    if ops.arrays.count:
+        ops.arrays.states = &states_view[0]
+        ops.arrays.release_codes = &release_view[0]
+        ops.arrays.telemetry = &telemetry_view[0, 0]
+        ops.arrays.released = &released_view[0]
+    ops.calls.context = &ops.arrays
+    ops.calls.status = simulated_status
+    ops.calls.telemetry = simulated_telemetry
+    ops.calls.release = simulated_release
+    return ops
+
+
+cdef CompiledOps bind_capsule(capsule):
+    cdef const OpsV1* given = <const OpsV1*>PyCapsule_GetPointer(capsule, b"kvfast.ops.v1")
+    cdef size_t size = sizeof(OpsV1)
+    if given.version != 1 or given.size < size:
+        raise ValueError(
+            f"ops version {given.version}, size {given.size}: expected version 1, size {size} or more"
+        )
+    if given.status == NULL or given.telemetry == NULL or given.release == NULL:
+        raise ValueError("ops lack a function: status, telemetry and release must all be there")
+    cdef CompiledOps ops = CompiledOps(capsule, "capsule", f"a {OPS_CAPSULE} capsule")
+    ops.calls = given[0]
+    return ops
+
+
+cdef CompiledOps bind_nixl(agent):
+    found = find_target(agent)
+    reason = found.reason
+    target = found.target
+    if target is not None and target.overriding:
+        reason = f"{target.overriding} is not NIXL's own method, and native calls would go past it"
+    cdef CompiledOps ops = CompiledOps(agent, "python", reason, PythonOps(agent, reason))
+    if target is None or target.overriding:
+        return ops
+    ops._errors = target.module
+    warn_if_unlocked(agent)
+    problem = open_native(ops, target)
+    if problem:
+        ops.reason = problem
+        return ops
+    ops.kind = "nixl"
+    ops.reason = f"native calls into {ops.library}"
+    ops.telemetry_trusted = False
+    ops.calls.context = &ops.nixl
+    ops.calls.telemetry = nixl_telemetry
+    ops.calls.release = nixl_release
+    ops.calls.status = nixl_status
+    return ops
+
+
+cdef str open_native(CompiledOps ops, target):
+    """Fill ``ops.nixl``; return what went wrong, or an empty string."""
+    try:
+        pointer = agent_pointer(target.inner)
+    except Exception as error:
+        return f"pybind11's conduit failed: {error!r}"
+    if pointer is None:
+        return f"the binding was built for another C++ ABI than {platform_abi_id().decode()!r}"
+    ops.nixl.agent = PyCapsule_GetPointer(pointer, b"9nixlAgent")
+    problem = resolve_calls(target.module_file.encode(), ops.nixl).decode()
+    if not problem:
+        ops.library = library_of(ops.nixl).decode()
+    return problem
+
+
+cdef object agent_pointer(inner):
+    """Ask pybind11's conduit for the C++ object: a capsule, or None if the ABIs differ."""
+    type_info = PyCapsule_New(<void*>nixl_agent_type(), type_info_name(), NULL)
+    return inner._pybind11_conduit_v1_(<bytes>platform_abi_id(), type_info, <bytes>CONDUIT_POINTER)

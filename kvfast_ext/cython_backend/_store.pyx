@@ -1,0 +1,366 @@
+"""Handles in flight in arrays, the sweep over them, and `try_release` over typed ids."""
+
+from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.string cimport memcpy
+
+from ._cpp cimport Ended as CEnded, HandleTable, OpsV1, Request, Sweep, Telemetry, release_safe
+from ._native cimport CompiledOps
+
+import numpy as np
+
+from .. import states
+from ..agent_ops import mark_released
+from ..contract import Ended, Swept
+from ..handles import is_typed_array, raw_ids
+from ..releasing import admitted, refuse_duplicate_ids, release_each
+
+cdef object EMPTY = np.empty(0, np.int64)
+cdef object PROC = "PROC"
+cdef object DONE = "DONE"
+
+
+cdef class CompiledStore:
+    """The store of the ``cython`` backend. The table that owns it guards it."""
+
+    cdef CompiledOps ops
+    cdef HandleTable table
+    cdef Sweep swept
+    cdef OpsV1 calls
+    cdef bint with_gil
+    cdef dict index          # request id -> request index
+    cdef list names          # request index -> request id
+    cdef list objects        # slot -> handle object, or None where the id is all there is
+    cdef dict errors         # slot -> exception of a Python call in this sweep
+    cdef object interrupt
+    cdef object check        # the agent's check method, where it takes what we keep
+
+    def __init__(self, CompiledOps ops not None):
+        self.ops = ops
+        self.index = {}
+        self.names = []
+        self.objects = []
+        self.errors = {}
+        self.bind_calls()
+
+    cdef void bind_calls(self):
+        self.with_gil = not self.ops.compiled()
+        if not self.with_gil:
+            self.calls = self.ops.calls
+            return
+        self.check = self.ops.python.direct_check()
+        self.calls.context = <void*>self
+        self.calls.status = <int32_t (*)(void*, uint64_t) noexcept nogil>python_status
+        self.calls.telemetry = <int32_t (*)(void*, uint64_t, Telemetry*) noexcept nogil>python_telemetry
+        self.calls.release = <int32_t (*)(void*, uint64_t) noexcept nogil>python_release
+
+    # ---- requests and handles
+
+    def __contains__(self, req_id):
+        return req_id in self.index
+
+    def __len__(self):
+        return len(self.index)
+
+    def __iter__(self):
+        return iter(list(self.index))
+
+    @property
+    def in_flight(self):
+        """How many handles are in flight."""
+        return self.table.handle_count()
+
+    @property
+    def nbytes(self):
+        """Bytes allocated for the handles in flight, their objects and requests not counted."""
+        return self.table.handle_bytes() + self.objects.__sizeof__()
+
+    def open(self, str req_id not None):
+        """Make an entry without handles."""
+        self.names.append(req_id)
+        self.index[req_id] = self.table.open_request()
+
+    def append(self, str req_id not None, list keys not None, list handles not None, int32_t peer):
+        """Add handles in flight, newest last; None stands for the key as a raw id."""
+        cdef int32_t owner = self.index[req_id]
+        for key, handle in zip(keys, handles):
+            self.table.add(owner, <uint64_t>key, peer)
+            self.objects.append(handle)
+
+    def hold(self, str req_id not None):
+        """Make a request wait for one thing more."""
+        cdef int32_t owner = self.index[req_id]
+        self.table.request(owner).held += 1
+
+    def unhold(self, str req_id not None):
+        """Take one such thing away; drop the request and return True if it was the last."""
+        cdef int32_t owner = self.index[req_id]
+        cdef Request* request = self.table.request(owner)
+        request.held -= 1
+        if request.held or request.in_flight:
+            return False
+        self.close(owner)
+        return True
+
+    def find(self, uint64_t key):
+        """Tell whether a handle with this id is in flight."""
+        return self.table.find(key) >= 0
+
+    def handles(self, str req_id not None):
+        """Return a request's handles in flight, oldest first."""
+        cdef int32_t slot = self.table.request(<int32_t>self.index[req_id]).newest
+        found = []
+        while slot >= 0:
+            found.append(self.handle_at(slot))
+            slot = self.table.older(slot)
+        found.reverse()
+        return found
+
+    def ids(self):
+        """Return the ids of all handles in flight."""
+        out = np.empty(self.table.handle_count(), np.uint64)
+        cdef uint64_t[::1] view = out
+        if len(view):
+            memcpy(&view[0], self.table.ids().data(), len(view) * sizeof(uint64_t))
+        return out
+
+    def outstanding_of(self, int32_t peer):
+        """Return how many handles in flight carry this peer token."""
+        return self.table.outstanding_of(peer)
+
+    # ---- one sweep
+
+    def sweep(self, bint full):
+        """Ask for states; take out what has ended. Failed handles make their request wait.
+
+        Returns None if nothing has ended.
+        """
+        cdef bint checked
+        if self.with_gil != (not self.ops.compiled()):
+            self.bind_calls()
+        if self.with_gil:
+            checked = self.swept.check(self.table, self.calls, full)
+            self.raise_interrupt()
+            if checked:
+                self.swept.finish(self.table, self.calls)
+        elif self.ops.telemetry_trusted:
+            with nogil:
+                checked = self.swept.check(self.table, self.calls, full)
+                if checked:
+                    self.swept.finish(self.table, self.calls)
+        else:
+            with nogil:
+                checked = self.swept.check(self.table, self.calls, full)
+            if checked:
+                self.trust_and_finish()
+        if not checked:
+            raise MemoryError("no memory for the handles that have ended; nothing was changed")
+        return None if self.swept.ended.empty() else self.collect()
+
+    cdef int trust_and_finish(self) except -1:
+        """Finish the first sweep with a DONE handle: native telemetry is compared first."""
+        for i in range(<int64_t>self.swept.ended.size()):
+            if self.swept.ended[i].code == 0:
+                if not self.ops.trust_telemetry(self.table.ids()[self.swept.ended[i].slot]):
+                    self.bind_calls()
+                break
+        self.swept.finish(self.table, self.calls)
+        return 0
+
+    cdef int raise_interrupt(self) except -1:
+        interrupt, self.interrupt = self.interrupt, None
+        if interrupt is not None:
+            self.errors.clear()
+            raise interrupt
+        return 0
+
+    # ---- from C to Python
+
+    cdef object collect(self):
+        cdef set drained = set()
+        cdef list ended = []
+        cdef int64_t row = 0, done = 0
+        cdef int64_t i, count = self.swept.ended.size()
+        cdef CEnded* end
+        cdef Py_buffer rows
+        self.swept.highest_slot_first()
+        samples = self.new_samples(count)
+        PyObject_GetBuffer(samples, &rows, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+        try:
+            for i in range(count):
+                end = &self.swept.ended[i]
+                if end.code == 0:
+                    done += 1
+                    if end.sampled == 0:
+                        write_sample(<int64_t*>rows.buf, rows.shape[1], row, end.telemetry)
+                        row += 1
+                self.take_out(end, drained, ended)
+        finally:
+            PyBuffer_Release(&rows)
+            self.errors.clear()
+        return Swept(drained, ended, samples, done - row)
+
+    cdef object new_samples(self, int64_t count):
+        cdef int64_t rows = 0
+        for i in range(count):
+            rows += self.swept.ended[i].code == 0 and self.swept.ended[i].sampled == 0
+        return np.empty((4, rows), np.int64)
+
+    cdef int take_out(self, CEnded* end, set drained, list ended) except -1:
+        """Remove one ended handle; its request is drained, or waits, or is told about it."""
+        cdef int32_t owner = self.table.owner(end.slot)
+        cdef Request* request = self.table.request(owner)
+        handle = self.objects[end.slot]
+        if end.code == 0 and end.released == 0:
+            if handle is not None and not self.with_gil:
+                mark_released(handle)
+        else:
+            ended.append(self.describe(end, owner))
+        if end.code != 0:
+            request.held += 1
+        self.remove(end.slot)
+        if request.in_flight == 0 and request.held == 0:
+            drained.add(self.names[owner])
+            self.close(owner)
+        return 0
+
+    cdef object describe(self, CEnded* end, int32_t owner):
+        error = self.errors.get(end.slot) if self.with_gil else None
+        if error is None and not self.with_gil:
+            error = self.ops.error_of(end.released if end.code == 0 else end.code)
+        key = self.table.ids()[end.slot]
+        handle = self.handle_at(end.slot)
+        return Ended(self.names[owner], handle, key, self.table.peer(end.slot), end.code, error)
+
+    cdef object handle_at(self, int32_t slot):
+        handle = self.objects[slot]
+        if handle is None:
+            handle = self.table.ids()[slot]
+        return handle
+
+    cdef int remove(self, int32_t slot) except -1:
+        self.table.remove(slot)
+        last = self.objects.pop()
+        if slot < len(self.objects):
+            self.objects[slot] = last
+        return 0
+
+    cdef int close(self, int32_t owner) except -1:
+        self.table.close_request(owner)
+        del self.index[self.names[owner]]
+        last = self.names.pop()
+        if owner < len(self.names):
+            self.names[owner] = last
+            self.index[last] = owner
+        return 0
+
+
+cdef inline void write_sample(int64_t* rows, Py_ssize_t stride, int64_t row, const Telemetry& seen) noexcept:
+    rows[row] = seen.xfer_us
+    rows[stride + row] = seen.post_us
+    rows[2 * stride + row] = seen.bytes
+    rows[3 * stride + row] = seen.descriptors
+
+
+# ---- ops that call Python: the sweep runs with the GIL held, and `cursor` names the handle
+
+cdef int32_t python_status(void* context, uint64_t key) noexcept:
+    store = <CompiledStore>context
+    cdef int32_t slot = store.swept.cursor
+    try:
+        handle = store.handle_at(slot)
+        if store.check is not None:
+            value = store.check(handle)
+            if value is PROC or value == PROC:
+                return states.IN_PROG
+            if value == DONE:
+                return states.SUCCESS
+            code, error = store.ops.python.judge(value)
+        else:
+            code, error = store.ops.python.status(handle)
+    except Exception as raised:
+        code, error = states.code_of_exception(raised), raised
+    except BaseException as interrupt:
+        store.interrupt = interrupt
+        store.swept.stopped = True
+        return states.ERR_EXCEPTION
+    if error is not None:
+        store.errors[slot] = error
+    return code
+
+
+cdef int32_t python_telemetry(void* context, uint64_t key, Telemetry* out) noexcept:
+    store = <CompiledStore>context
+    sample = store.ops.python.telemetry(store.handle_at(store.swept.cursor))
+    if sample is None:
+        return states.NO_TELEMETRY
+    try:
+        out.xfer_us, out.post_us, out.bytes, out.descriptors = sample
+    except (OverflowError, TypeError, ValueError):
+        return states.NO_TELEMETRY
+    return states.SUCCESS
+
+
+cdef int32_t python_release(void* context, uint64_t key) noexcept:
+    store = <CompiledStore>context
+    cdef int32_t slot = store.swept.cursor
+    error = store.ops.python.release(store.handle_at(slot))
+    if error is None:
+        return states.SUCCESS
+    store.errors[slot] = error
+    return states.ERR_EXCEPTION
+
+
+def try_release(ops, handles):
+    """Release handles that may be released.
+
+    Parameters
+    ----------
+    ops : Ops
+        What `bind` returned.
+    handles : sequence of handles, or array of uint64
+        Handle objects and raw ids in any mix, or a typed array of raw ids.
+
+    Returns
+    -------
+    ndarray of bool, shape (len(handles),)
+        False where the caller must keep the handle: it is in flight, it is LOST (a table's
+        quarantine is the place for it), or NIXL refused.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If something is not a handle; nothing has been released then.
+    DuplicateHandleError
+        If a handle is named twice; nothing has been released then.
+    """
+    if not isinstance(ops, CompiledOps):
+        raise TypeError(f"ops must come from bind() of the cython backend, not {ops!r}")
+    if not (<CompiledOps>ops).compiled():
+        return release_each(ops, handles)
+    if is_typed_array(handles):
+        ids = refuse_duplicate_ids(ops, raw_ids(handles))
+        return release_ids(ops, ids)
+    found = admitted(ops, handles)
+    released = release_ids(ops, np.array([key for key, _ in found], np.uint64))
+    for (_, handle), gone in zip(found, released):
+        if gone:
+            mark_released(handle)
+    return released
+
+
+cdef object release_ids(CompiledOps ops, ids):
+    cdef Py_buffer given, answers
+    cdef int64_t count = len(ids)
+    released = np.zeros(count, np.bool_)
+    PyObject_GetBuffer(ids, &given, PyBUF_C_CONTIGUOUS)
+    try:
+        PyObject_GetBuffer(released, &answers, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+        try:
+            with nogil:
+                release_safe(ops.calls, <const uint64_t*>given.buf, count, <char*>answers.buf)
+        finally:
+            PyBuffer_Release(&answers)
+    finally:
+        PyBuffer_Release(&given)
+    return released

@@ -1,0 +1,97 @@
+// The hot loop. Runs without the GIL for native ops; for Python ops the same loop runs with the GIL
+// held and the functions call back into Python. It reads the table and writes only its own buffer.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "handle_table.hpp"
+#include "ops_v1.hpp"
+
+namespace kvfast {
+
+struct Ended {
+    std::int32_t slot;
+    std::int32_t code;      // what the check said
+    std::int32_t sampled;   // what telemetry said; only for DONE
+    std::int32_t released;  // what release said; only for DONE
+    Telemetry telemetry;
+};
+
+class Sweep {
+  public:
+    std::vector<Ended> ended;
+    // The slot that is being asked about: Python ops find the handle object by it.
+    std::int32_t cursor = HandleTable::kNone;
+    // Set by Python ops: an interrupt came out of a check, nothing more may be asked.
+    bool stopped = false;
+
+    // Ask for states. Only reads the table, and changes nothing but this buffer.
+    bool check(const HandleTable& table, const OpsV1& ops, bool full) noexcept {
+        ended.clear();
+        stopped = false;
+        try {
+            return full ? check_all(table, ops) : check_newest(table, ops);
+        } catch (...) {  // std::bad_alloc of the buffer
+            return false;
+        }
+    }
+
+    // Telemetry and release of the DONE ones.
+    void finish(const HandleTable& table, const OpsV1& ops) noexcept {
+        for (Ended& end : ended) {
+            if (end.code != kSuccess) continue;
+            cursor = end.slot;
+            const std::uint64_t id = table.ids()[end.slot];
+            end.sampled = ops.telemetry(ops.context, id, &end.telemetry);
+            end.released = ops.release(ops.context, id);
+        }
+    }
+
+    // Whoever removes handles in this order never moves one that is still to be removed.
+    void highest_slot_first() noexcept {
+        std::sort(ended.begin(), ended.end(), [](const Ended& a, const Ended& b) { return a.slot > b.slot; });
+    }
+
+  private:
+    bool check_all(const HandleTable& table, const OpsV1& ops) {
+        const std::uint64_t* ids = table.ids().data();
+        const std::int32_t count = table.handle_count();
+        for (std::int32_t slot = 0; slot < count; ++slot) {
+            cursor = slot;
+            const std::int32_t code = ops.status(ops.context, ids[slot]);
+            if (code == kInProgress) continue;
+            if (stopped) return true;
+            ended.push_back(Ended{slot, code, 0, 0, {}});
+        }
+        return true;
+    }
+
+    bool check_newest(const HandleTable& table, const OpsV1& ops) {
+        const std::uint64_t* ids = table.ids().data();
+        const std::int32_t count = table.request_count();
+        for (std::int32_t index = 0; index < count; ++index) {
+            for (std::int32_t slot = table.request(index)->newest; slot != HandleTable::kNone; slot = table.older(slot)) {
+                cursor = slot;
+                const std::int32_t code = ops.status(ops.context, ids[slot]);
+                if (code == kInProgress) break;
+                if (stopped) return true;
+                ended.push_back(Ended{slot, code, 0, 0, {}});
+            }
+        }
+        return true;
+    }
+};
+
+// try_release over typed ids: out[i] tells whether ids[i] was released.
+inline void release_safe(const OpsV1& ops, const std::uint64_t* ids, std::int64_t count, char* out) noexcept {
+    constexpr std::int32_t kNotFound = -4;
+    for (std::int64_t i = 0; i < count; ++i) {
+        const std::int32_t code = ops.status(ops.context, ids[i]);
+        const bool must_wait = code == kInProgress || code == kNotFound;
+        out[i] = !must_wait && ops.release(ops.context, ids[i]) == kSuccess;
+    }
+}
+
+}  // namespace kvfast

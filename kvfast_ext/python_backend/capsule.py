@@ -1,0 +1,104 @@
+"""A ``kvfast.ops.v1`` capsule as an agent, called through ctypes.
+
+The struct behind the capsule is the compiled backend's seam; other people's ops are usually written
+in C. Here they are reachable without our compiled modules, slowly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+from types import SimpleNamespace
+from typing import Any, Final
+
+from .. import states
+from ..contract import OPS_CAPSULE
+from ..simulated import exception_for
+
+CAPSULE_TYPE: Final = type(datetime.datetime_CAPI)
+
+
+class _Telemetry(ctypes.Structure):
+    _fields_ = [
+        ("start_us", ctypes.c_int64),
+        ("post_us", ctypes.c_int64),
+        ("xfer_us", ctypes.c_int64),
+        ("bytes", ctypes.c_uint64),
+        ("descriptors", ctypes.c_uint64),
+    ]
+
+
+_STATUS: Final = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint64)
+_TELEMETRY: Final = ctypes.CFUNCTYPE(
+    ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint64, ctypes.POINTER(_Telemetry)
+)
+
+
+class _OpsV1(ctypes.Structure):
+    _fields_ = [
+        ("version", ctypes.c_uint32),
+        ("size", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("status", _STATUS),
+        ("telemetry", _TELEMETRY),
+        ("release", _STATUS),
+    ]
+
+
+class CapsuleAgent:
+    """Three methods over a capsule's three functions; keeps the capsule alive.
+
+    Raises
+    ------
+    TypeError
+        If the capsule is not named ``kvfast.ops.v1``.
+    ValueError
+        If its version, size or functions are not as they must be.
+    """
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+        self._ops = _open(capsule)
+
+    def check_xfer_state(self, handle: int) -> str:
+        """Return ``"DONE"`` or ``"PROC"``, or raise like NIXL's binding."""
+        return states.NAMES[_checked(self._ops.status(self._ops.context, handle))]
+
+    def get_xfer_telemetry(self, handle: int) -> Any:
+        """Return the four fields that kvfast reads."""
+        out = _Telemetry()
+        _checked(self._ops.telemetry(self._ops.context, handle, ctypes.byref(out)))
+        return SimpleNamespace(
+            xferDuration=out.xfer_us,
+            postDuration=out.post_us,
+            totalBytes=out.bytes,
+            descCount=out.descriptors,
+        )
+
+    def release_xfer_handle(self, handle: int) -> None:
+        """Release, or raise like NIXL's binding."""
+        _checked(self._ops.release(self._ops.context, handle))
+
+
+def _open(capsule: Any) -> _OpsV1:
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    try:
+        address = get(capsule, OPS_CAPSULE.encode())
+    except ValueError as error:
+        raise TypeError(f"{capsule!r} is not a capsule named {OPS_CAPSULE!r}") from error
+    ops = _OpsV1.from_address(address)
+    if ops.version != 1 or ops.size < ctypes.sizeof(_OpsV1):
+        raise ValueError(
+            f"ops version {ops.version}, size {ops.size}: "
+            f"expected version 1, size {ctypes.sizeof(_OpsV1)} or more"
+        )
+    if not (ops.status and ops.telemetry and ops.release):
+        raise ValueError("ops lack a function: status, telemetry and release must all be there")
+    return ops
+
+
+def _checked(code: int) -> int:
+    if code < 0:
+        raise exception_for(code)
+    return states.SUCCESS if code == states.SUCCESS else states.IN_PROG

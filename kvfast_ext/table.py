@@ -1,0 +1,425 @@
+"""The rules of a transfer table, once, for both backends.
+
+A table knows requests and their outstanding handles. A handle is *in flight* (its state is asked at
+sweeps; the backend's store keeps it) or *held* (it has failed and waits for its release, `held.py`).
+A request is *drained* when it owns neither; the sweep that finds it so reports it and forgets it.
+
+One sweep, in order:
+
+1. The store asks for states. ``scan="all"`` asks about every handle in flight. ``scan="watch"`` asks,
+   a request at a time, about its newest handle, and goes on to the next older one as long as the
+   answers are terminal. A request can't be drained before all its handles are terminal, so the two
+   scans drain a request at the same sweep; but an older handle's failure, or its notification (NIXL
+   sends that from the check), would wait. So the first sweep and one at least every
+   ``full_scan_s`` are full in ``watch`` too.
+2. DONE handles: telemetry, release, gone. A refused release is held aside, without its request.
+3. Failures: first which peers have died, then for each failure LOST or FAILED. All are held.
+4. Held handles that are due are released; requests that this drains are done.
+
+Threads: one thread sweeps; another may add. While a sweep runs, what is added goes to an inbox and
+joins at the sweep's end, so a store is never changed under compiled code that reads it without
+the GIL. `_feed` makes "is a sweep running?" and the append one step.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import ClassVar, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import states
+from .agent_ops import mark_released
+from .contract import (
+    SCANS,
+    Ended,
+    Handle,
+    HandleFailure,
+    HandleStore,
+    Ops,
+    Quarantine,
+    SweepResult,
+    Swept,
+    Transfers,
+    check_seconds,
+    merged,
+)
+from .errors import (
+    ConcurrentSweepError,
+    DuplicateHandleError,
+    DuplicateRequestError,
+    UnknownRequestError,
+)
+from .handles import describe, flatten, refuse_duplicates
+from .held import HeldHandles
+from .peers import PeerTokens
+
+logger = logging.getLogger(__name__)
+
+_EMPTY: Final = np.empty(0, np.int64)
+NO_TRANSFERS: Final = Transfers(_EMPTY, _EMPTY, _EMPTY, _EMPTY)
+
+
+class _Added(NamedTuple):
+    req_id: str
+    keys: list[int]
+    handles: list[Handle]
+    peer: str | None
+
+
+class BaseTable:
+    """Requests and their outstanding transfer handles.
+
+    Parameters
+    ----------
+    ops : Ops
+        What ``bind`` of the same backend returned.
+    scan : {"watch", "all"}
+        Which handles a sweep asks about.
+    full_scan_s : float
+        In ``watch``, the longest time in seconds between two full scans. 50 ms: failures and
+        notifications of older handles wait no longer than that.
+    quarantine : Quarantine
+        How long failed handles are kept.
+    clock : callable, optional
+        Returns seconds; ``time.monotonic`` by default.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is of the wrong type or out of range; the message names it.
+    """
+
+    _store_type: ClassVar[type]
+    _ops_types: ClassVar[tuple[type, ...]]
+
+    def __init__(
+        self,
+        ops: Ops,
+        *,
+        scan: str = "watch",
+        full_scan_s: float = 0.05,
+        quarantine: Quarantine = Quarantine(),
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        if not isinstance(ops, self._ops_types):
+            raise TypeError(f"ops must come from bind() of the same backend, not {ops!r}")
+        if scan not in SCANS:
+            raise ValueError(f"scan must be one of {', '.join(SCANS)}, not {scan!r}")
+        if not isinstance(quarantine, Quarantine):
+            raise TypeError(f"quarantine must be a Quarantine, not {quarantine!r}")
+        if clock is not None and not callable(clock):
+            raise TypeError(f"clock must be callable, not {clock!r}")
+        self.ops = ops
+        self.scan = scan
+        self._always_full = scan == "all"
+        self._full_scan_s = check_seconds("full_scan_s", full_scan_s)
+        self._clock = clock or time.monotonic
+        self._store: HandleStore = self._store_type(ops)
+        self._held = HeldHandles(quarantine)
+        self._peers = PeerTokens()
+        self._failed: set[str] = set()
+        self._idle: set[str] = set()
+        self._calm = True  # nothing is idle, held or unreported: a sweep without ends has no more to do
+        self._next_full = -float("inf")
+        self._feed = threading.RLock()
+        self._sweeping = False
+        self._inbox: list[_Added] = []
+        self._unreported: SweepResult | None = None
+
+    # ---- feeding
+
+    def open(self, req_id: str) -> None:
+        """Make an entry without handles: it is done at the next sweep unless handles are added.
+
+        Raises
+        ------
+        TypeError
+            If `req_id` is not a str.
+        DuplicateRequestError
+            If it is in the table.
+        """
+        _check_req_id(req_id)
+        with self._feed:
+            if req_id in self:
+                raise DuplicateRequestError(f"request {req_id!r} is in the table already")
+            self._feed_one(_Added(req_id, [], [], None))
+
+    def add(self, req_id: str, *handles: Handle, peer: str | None = None) -> None:
+        """Add outstanding handles to a request, newest last; make the request if it is new.
+
+        All handles of a call become visible to the sweeping thread at once. The table keeps a
+        strong reference to each handle object, since a ``nixl_xfer_handle`` releases itself when
+        it is collected.
+
+        Parameters
+        ----------
+        req_id : str
+            The request.
+        *handles : nixl_xfer_handle, int, or array of uint64
+            Single handles, or typed arrays of raw ids (numpy, a CPU torch tensor, any buffer of
+            8-byte unsigned ints), in any mix.
+        peer : str, optional
+            The remote agent's name. Without it, a dead peer's LOST handles stay in quarantine.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a request id, a handle or a peer is no such thing; nothing has been added then.
+        DuplicateHandleError
+            If a handle is in the table already; nothing has been added then.
+        """
+        _check_req_id(req_id)
+        if peer is not None and not isinstance(peer, str):
+            raise TypeError(f"peer must be a str or None, not {peer!r}")
+        keys: list[int] = []
+        kept: list[Handle] = []
+        for handle in flatten(handles):
+            key, keep = self.ops.admit(handle)
+            keys.append(key)
+            kept.append(keep)
+        if len(keys) > 1:
+            refuse_duplicates(keys, kept)
+        with self._feed:
+            self._refuse_known(keys, kept)
+            self._feed_one(_Added(req_id, keys, kept, peer))
+
+    # ---- looking
+
+    def __contains__(self, req_id: object) -> bool:
+        return req_id in self._store or any(added.req_id == req_id for added in self._inbox)
+
+    def __len__(self) -> int:
+        return len(self._store) + len(self._inbox_ids())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._store, *self._inbox_ids()])
+
+    def handles(self, req_id: str) -> list[Handle]:
+        """Return the outstanding handles of a request, oldest first, held ones last.
+
+        Raises
+        ------
+        UnknownRequestError
+            If the request is not in the table.
+        """
+        with self._feed:
+            if req_id not in self:
+                raise UnknownRequestError(f"request {req_id!r} is not in the table")
+            found = self._store.handles(req_id) if req_id in self._store else []
+            for added in self._inbox:
+                if added.req_id == req_id:
+                    found += [_restored(k, h) for k, h in zip(added.keys, added.handles)]
+            return found + [item.handle for item in self._held.of_request(req_id)]
+
+    @property
+    def handle_count(self) -> int:
+        """How many handles requests wait for: in flight, or failed and not yet released."""
+        waiting = sum(len(added.keys) for added in self._inbox)
+        return self._store.in_flight + waiting + sum(item.req_id is not None for item in self._held.items())
+
+    @property
+    def handle_ids(self) -> npt.NDArray[np.uint64]:
+        """The ids of those handles, a read-only uint64 array, in no particular order.
+
+        It is a snapshot: the store may move under the next ``add``.
+        """
+        with self._feed:
+            extra = [item.key for item in self._held.items() if item.req_id is not None]
+            extra += [key for added in self._inbox for key in added.keys]
+            ids = np.concatenate([self._store.ids(), np.array(extra, np.uint64)])
+        ids.flags.writeable = False
+        return ids
+
+    def outstanding_of(self, peer: str) -> int:
+        """Return how many handles of a peer are in the table, held ones included."""
+        with self._feed:
+            tokens = self._peers.tokens_of(peer)
+            count = sum(self._store.outstanding_of(token) for token in tokens)
+            count += sum(item.peer in tokens for item in self._held.items())
+            return count + sum(len(added.keys) for added in self._inbox if added.peer == peer)
+
+    @property
+    def quarantined(self) -> set[str]:
+        """Requests that wait for a LOST handle's quarantine."""
+        return {item.req_id for item in self._held.items() if item.lost and item.req_id is not None}
+
+    # ---- sweeping
+
+    def _sweep(self) -> SweepResult:
+        with self._feed:
+            if self._sweeping:
+                raise ConcurrentSweepError("this table is being swept already: one sweep at a time")
+            self._sweeping = True
+        try:
+            return self._run()
+        finally:
+            with self._feed:
+                self._sweeping = False
+                if self._inbox:
+                    self._empty_inbox()
+
+    def _empty_inbox(self) -> None:
+        inbox, self._inbox = self._inbox, []
+        for added in inbox:
+            self._join(added)
+
+    def _run(self) -> SweepResult:
+        now = self._clock()
+        full = self._always_full or now >= self._next_full
+        swept = self._store.sweep(full)
+        if full:
+            self._next_full = now + self._full_scan_s
+        if swept is None and self._calm:
+            return SweepResult(NO_TRANSFERS, set(), set(), [])
+        return self._settle(swept, now)
+
+    def _settle(self, swept: Swept | None, now: float) -> SweepResult:
+        if swept is None:
+            result = SweepResult(NO_TRANSFERS, set(), set(), [])
+        else:
+            result = SweepResult(_transfers(swept), swept.drained, set(), [])
+            self._take_ended(swept.ended, now, result)
+        self._finish_idle(result)
+        self._release_held(now, result)
+        self._forget_dead_peers()
+        self._failed -= result.done
+        self._calm = not (self._held or self._peers.any_dead)
+        return self._report(result)
+
+    def _finish_idle(self, result: SweepResult) -> None:
+        for req_id in self._idle:
+            self._store.hold(req_id)
+            self._store.unhold(req_id)
+        result.done |= self._idle
+        self._idle.clear()
+
+    def _take_ended(self, ended: list[Ended], now: float, result: SweepResult) -> None:
+        if not ended:
+            return
+        failures = [item for item in ended if item.code != states.SUCCESS]
+        for item in failures:
+            if item.code == states.REMOTE_DISCONNECT:
+                self._peers.died(item.peer)
+        self._held.peer_died(self._peers.is_dead)
+        for item in sorted(failures, key=lambda item: (item.req_id, item.key)):
+            self._take_failure(item, now, result)
+        for item in ended:
+            if item.code == states.SUCCESS:
+                self._held.hold_refused(item.handle, item.key, item.peer, now, item.error)
+
+    def _take_failure(self, item: Ended, now: float, result: SweepResult) -> None:
+        lost = item.code == states.NOT_FOUND and not self._peers.is_dead(item.peer)
+        peer = self._peers.name(item.peer)
+        self._held.hold_failed(item.req_id, item.handle, item.key, item.peer, now, lost=lost)
+        failure = HandleFailure(item.req_id, item.handle, states.name_of(item.code), item.error, peer, lost)
+        result.failures.append(failure)
+        if item.req_id not in self._failed:
+            self._failed.add(item.req_id)
+            result.failed.add(item.req_id)
+
+    def _release_held(self, now: float, result: SweepResult) -> None:
+        left, result.release_retries = self._held.release_due(now, self.ops.release)
+        for item in left:
+            result.blind_releases += item.lost
+            if item.req_id is not None and self._store.unhold(item.req_id):
+                result.done.add(item.req_id)
+        result.retained = len(self._held)
+
+    def _forget_dead_peers(self) -> None:
+        held = {item.peer for item in self._held.items()}
+        for token in self._peers.dead_tokens():
+            if token not in held and not self._store.outstanding_of(token):
+                self._peers.forget(token)
+
+    def _report(self, result: SweepResult) -> SweepResult:
+        # An exception that is not an error (Ctrl-C in an agent's method) ends the sweep's caller, but
+        # must not take the ends that it has seen with it: the next sweep reports them.
+        earlier, self._unreported = self._unreported, None
+        if earlier is not None:
+            result = merged(earlier, result)
+        interrupt = self.ops.take_interrupt()
+        if interrupt is not None:
+            self._unreported, self._calm = result, False
+            raise interrupt
+        return result
+
+    # ---- inside
+
+    def _refuse_known(self, keys: list[int], handles: list[Handle]) -> None:
+        for key, handle in zip(keys, handles):
+            # During a sweep an id in the store may just be freed and given out again by NIXL;
+            # `_join` looks again.
+            known = key in self._held or (not self._sweeping and self._store.find(key))
+            if known or any(key in added.keys for added in self._inbox):
+                named = describe(_restored(key, handle))
+                raise DuplicateHandleError(f"handle {named} is in the table already")
+
+    def _feed_one(self, added: _Added) -> None:
+        if self._sweeping:
+            self._inbox.append(added)
+        else:
+            self._join(added)
+
+    def _join(self, added: _Added) -> None:
+        if added.req_id not in self._store:
+            self._store.open(added.req_id)
+            if not added.keys:
+                self._idle.add(added.req_id)
+                self._calm = False
+        elif self._idle and added.keys:
+            self._idle.discard(added.req_id)
+        fresh = [(k, h) for k, h in zip(added.keys, added.handles) if not self._clashes(added.req_id, k, h)]
+        if fresh:
+            self._idle.discard(added.req_id)
+            keys, handles = zip(*fresh)
+            self._store.append(added.req_id, list(keys), list(handles), self._peers.token(added.peer))
+
+    def _clashes(self, req_id: str, key: int, handle: Handle) -> bool:
+        if not (self._store.find(key) or key in self._held):
+            return False
+        logger.error(
+            "handle %s, added to request %s during a sweep, is in the table already: kept once",
+            describe(_restored(key, handle)),
+            req_id,
+        )
+        return True
+
+    def _inbox_ids(self) -> list[str]:
+        # Not a set: the order of adding is kept.
+        return [i for i in dict.fromkeys(added.req_id for added in self._inbox) if i not in self._store]
+
+    def __del__(self) -> None:
+        # Dropping a handle object releases it, and nothing in flight may be released. So it is
+        # marked as released: NIXL's own object stays until the agent goes. A leak, and a loud one.
+        store = getattr(self, "_store", None)
+        if store is None or not store.in_flight:
+            return
+        warnings.warn(
+            f"a transfer table was dropped with {store.in_flight} handles in flight; their agent keeps them",
+            ResourceWarning,
+            stacklevel=2,
+            source=self,
+        )
+        for req_id in store:
+            for handle in store.handles(req_id):
+                mark_released(handle)
+
+
+def _transfers(swept: Swept) -> Transfers:
+    rows = swept.samples
+    return Transfers(rows[0], rows[1], rows[2], rows[3], swept.unsampled)
+
+
+def _check_req_id(req_id: object) -> None:
+    if not isinstance(req_id, str):
+        raise TypeError(f"a request id must be a str, not {req_id!r}")
+
+
+def _restored(key: int, handle: Handle) -> Handle:
+    return key if handle is None else handle
