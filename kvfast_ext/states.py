@@ -108,7 +108,8 @@ def code_of_value(value: object) -> int:
         code = int(value)  # type: ignore[call-overload]
     except (TypeError, ValueError):
         return ERR_VALUE
-    return code if code <= IN_PROG else ERR_VALUE
+    # A status is a small number; anything else must not be cut down to one that looks like DONE.
+    return code if -1000 < code <= IN_PROG else ERR_VALUE
 
 
 def must_wait(code: int) -> bool:

@@ -6,6 +6,11 @@ from libcpp.vector cimport vector
 
 
 cdef extern from "ops_v1.hpp" namespace "kvfast" nogil:
+    const int32_t kInProgress
+    const int32_t kSuccess
+    const int32_t kNoTelemetry
+    const int32_t kException
+
     cdef struct Telemetry:
         int64_t start_us
         int64_t post_us

@@ -38,7 +38,7 @@ cdef class CompiledOps:
             return self.python.admit(handle)
         key, kept = plain_key(handle)
         if kept is not None and type(getattr(kept, "_handle", None)) is not int:
-            raise TypeError(f"a handle for {self.kind} ops must be an int, or have an int _handle: {handle!r}")
+            raise TypeError(f"a handle for {self.kind} ops must be an int or have an int _handle: {handle!r}")
         return key, kept
 
     def status(self, handle):

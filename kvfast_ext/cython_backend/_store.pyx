@@ -4,7 +4,10 @@ from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memcpy
 
-from ._cpp cimport Ended as CEnded, HandleTable, OpsV1, Request, Sweep, Telemetry, release_safe
+from ._cpp cimport (
+    Ended as CEnded, HandleTable, OpsV1, Request, Sweep, Telemetry, kException, kInProgress,
+    kNoTelemetry, kSuccess, release_safe,
+)
 from ._native cimport CompiledOps
 
 import numpy as np
@@ -17,7 +20,6 @@ from ..releasing import admitted, refuse_duplicate_ids, release_each
 
 cdef object EMPTY = np.empty(0, np.int64)
 cdef object PROC = "PROC"
-cdef object DONE = "DONE"
 
 
 cdef class CompiledStore:
@@ -262,53 +264,57 @@ cdef inline void write_sample(int64_t* rows, Py_ssize_t stride, int64_t row, con
     rows[3 * stride + row] = seen.descriptors
 
 
-# ---- ops that call Python: the sweep runs with the GIL held, and `cursor` names the handle
+# ---- ops that call Python: the sweep runs with the GIL held, and `cursor` names the handle. C can't
+# take an exception, so whatever comes out unexpectedly must not look like success.
 
 cdef int32_t python_status(void* context, uint64_t key) noexcept:
     store = <CompiledStore>context
-    cdef int32_t slot = store.swept.cursor
     try:
-        handle = store.handle_at(slot)
-        if store.check is not None:
-            value = store.check(handle)
-            if value is PROC or value == PROC:
-                return states.IN_PROG
-            if value == DONE:
-                return states.SUCCESS
-            code, error = store.ops.python.judge(value)
-        else:
-            code, error = store.ops.python.status(handle)
-    except Exception as raised:
-        code, error = states.code_of_exception(raised), raised
+        return ask(store, store.handle_at(store.swept.cursor))
     except BaseException as interrupt:
         store.interrupt = interrupt
         store.swept.stopped = True
-        return states.ERR_EXCEPTION
+        return kException
+
+
+cdef int32_t ask(CompiledStore store, handle) except? -1:
+    try:
+        if store.check is None:
+            code, error = store.ops.python.status(handle)
+        else:
+            value = store.check(handle)
+            if value is PROC or value == PROC:
+                return kInProgress
+            code, error = store.ops.python.judge(value)
+    except Exception as raised:
+        code, error = states.code_of_exception(raised), raised
     if error is not None:
-        store.errors[slot] = error
+        store.errors[store.swept.cursor] = error
     return code
 
 
 cdef int32_t python_telemetry(void* context, uint64_t key, Telemetry* out) noexcept:
     store = <CompiledStore>context
-    sample = store.ops.python.telemetry(store.handle_at(store.swept.cursor))
-    if sample is None:
-        return states.NO_TELEMETRY
     try:
+        sample = store.ops.python.telemetry(store.handle_at(store.swept.cursor))
+        if sample is None:
+            return kNoTelemetry
         out.xfer_us, out.post_us, out.bytes, out.descriptors = sample
-    except (OverflowError, TypeError, ValueError):
-        return states.NO_TELEMETRY
-    return states.SUCCESS
+    except Exception:  # numbers that no int64 holds: no sample, like any other bad telemetry
+        return kNoTelemetry
+    return kSuccess
 
 
 cdef int32_t python_release(void* context, uint64_t key) noexcept:
     store = <CompiledStore>context
-    cdef int32_t slot = store.swept.cursor
-    error = store.ops.python.release(store.handle_at(slot))
-    if error is None:
-        return states.SUCCESS
-    store.errors[slot] = error
-    return states.ERR_EXCEPTION
+    try:
+        error = store.ops.python.release(store.handle_at(store.swept.cursor))
+        if error is None:
+            return kSuccess
+        store.errors[store.swept.cursor] = error
+    except BaseException as interrupt:
+        store.interrupt = interrupt
+    return kException
 
 
 def try_release(ops, handles):

@@ -10,6 +10,8 @@ namespace kvfast {
 constexpr std::int32_t kInProgress = 1;
 constexpr std::int32_t kSuccess = 0;
 constexpr std::int32_t kInvalidParam = -2;
+constexpr std::int32_t kNotFound = -4;
+constexpr std::int32_t kNoTelemetry = -12;
 constexpr std::int32_t kException = -1002;  // states.ERR_EXCEPTION
 
 struct Telemetry {

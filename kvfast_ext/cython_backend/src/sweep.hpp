@@ -86,7 +86,6 @@ class Sweep {
 
 // try_release over typed ids: out[i] tells whether ids[i] was released.
 inline void release_safe(const OpsV1& ops, const std::uint64_t* ids, std::int64_t count, char* out) noexcept {
-    constexpr std::int32_t kNotFound = -4;
     for (std::int64_t i = 0; i < count; ++i) {
         const std::int32_t code = ops.status(ops.context, ids[i]);
         const bool must_wait = code == kInProgress || code == kNotFound;
