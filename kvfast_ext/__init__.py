@@ -11,8 +11,9 @@ extension that silently became a slow one would be found out in production.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
+from importlib.machinery import PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Final
 
@@ -58,12 +59,14 @@ __all__ = [
 ]
 
 BACKEND_NAMES: Final = ("cython", "python")
-_COMPILED: Final = "kvfast_ext.cython_backend._store"
+_COMPILED: Final = ("_native", "_store")
 
 
 def cython_available() -> bool:
     """Tell whether the compiled modules are installed (not whether they load)."""
-    return importlib.util.find_spec(_COMPILED) is not None
+    # Not importlib.util.find_spec: that imports the package, which is what may fail.
+    folder = str(Path(__file__).parent / "cython_backend")
+    return any(PathFinder.find_spec(name, [folder]) is not None for name in _COMPILED)
 
 
 def select_backend(name: str = "auto") -> ModuleType:

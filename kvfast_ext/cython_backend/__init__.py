@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..contract import SweepResult
 from ..table import BaseTable
-from ._native import CompiledOps, bind
-from ._store import CompiledStore, try_release
+from ._native import CompiledOps, bind, try_release
+from ._store import CompiledStore
 
 __all__ = ["TransferTable", "bind", "pop_done_transfers", "try_release"]
 

@@ -51,7 +51,7 @@ cdef extern from "handle_table.hpp" namespace "kvfast" nogil:
 
 
 cdef extern from "sweep.hpp" namespace "kvfast" nogil:
-    cdef struct Ended:
+    cdef struct EndedSlot:
         int32_t slot
         int32_t code
         int32_t sampled
@@ -59,7 +59,7 @@ cdef extern from "sweep.hpp" namespace "kvfast" nogil:
         Telemetry telemetry
 
     cdef cppclass Sweep:
-        vector[Ended] ended
+        vector[EndedSlot] ended
         int32_t cursor
         cbool stopped
         cbool check(const HandleTable&, const OpsV1&, cbool full) noexcept

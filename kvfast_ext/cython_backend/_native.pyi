@@ -1,5 +1,8 @@
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from ..agent_ops import PythonOps
 from ..contract import Handle
 
@@ -22,3 +25,4 @@ class CompiledOps:
     def error_of(self, code: int) -> Exception | None: ...
 
 def bind(agent: Any) -> CompiledOps: ...
+def try_release(ops: CompiledOps, handles: Any) -> npt.NDArray[np.bool_]: ...

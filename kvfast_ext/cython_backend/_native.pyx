@@ -1,18 +1,22 @@
-"""Ops of the compiled backend, and what makes them: NIXL's own functions, arrays, capsules."""
+"""Ops of the compiled backend, what makes them (NIXL's functions, arrays, capsules), and `try_release`."""
 
+from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from ._cpp cimport (
     OpsV1, Telemetry, library_of, nixl_agent_type, nixl_release,
-    nixl_status, nixl_telemetry, platform_abi_id, resolve_calls, simulated_release,
+    nixl_status, nixl_telemetry, platform_abi_id, release_safe, resolve_calls, simulated_release,
     simulated_status, simulated_telemetry, type_info_name,
 )
 
+import numpy as np
+
 from ..agent_ops import PythonOps, mark_released
 from ..contract import OPS_CAPSULE
-from ..handles import plain_key
+from ..handles import is_typed_array, plain_key, raw_ids
 from ..nixl_target import find_target, warn_if_unlocked
+from ..releasing import admitted, refuse_duplicate_ids, release_each
 from ..simulated import SimulatedAgent, exception_for
 
 cdef const char* CONDUIT_POINTER = b"raw_pointer_ephemeral"
@@ -209,3 +213,58 @@ cdef object agent_pointer(inner):
     """Ask pybind11's conduit for the C++ object: a capsule, or None if the ABIs differ."""
     type_info = PyCapsule_New(<void*>nixl_agent_type(), type_info_name(), NULL)
     return inner._pybind11_conduit_v1_(<bytes>platform_abi_id(), type_info, <bytes>CONDUIT_POINTER)
+
+
+def try_release(ops, handles):
+    """Release handles that may be released.
+
+    Parameters
+    ----------
+    ops : Ops
+        What `bind` returned.
+    handles : sequence of handles, or array of uint64
+        Handle objects and raw ids in any mix, or a typed array of raw ids.
+
+    Returns
+    -------
+    ndarray of bool, shape (len(handles),)
+        False where the caller must keep the handle: it is in flight, it is LOST (a table's
+        quarantine is the place for it), or NIXL refused.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If something is not a handle; nothing has been released then.
+    DuplicateHandleError
+        If a handle is named twice; nothing has been released then.
+    """
+    if not isinstance(ops, CompiledOps):
+        raise TypeError(f"ops must come from bind() of the cython backend, not {ops!r}")
+    if not (<CompiledOps>ops).compiled():
+        return release_each(ops, handles)
+    if is_typed_array(handles):
+        ids = refuse_duplicate_ids(ops, raw_ids(handles))
+        return release_ids(ops, ids)
+    found = admitted(ops, handles)
+    released = release_ids(ops, np.array([key for key, _ in found], np.uint64))
+    for (_, handle), gone in zip(found, released):
+        if gone:
+            mark_released(handle)
+    return released
+
+
+cdef object release_ids(CompiledOps ops, ids):
+    cdef Py_buffer given, answers
+    cdef int64_t count = len(ids)
+    released = np.zeros(count, np.bool_)
+    PyObject_GetBuffer(ids, &given, PyBUF_C_CONTIGUOUS)
+    try:
+        PyObject_GetBuffer(released, &answers, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+        try:
+            with nogil:
+                release_safe(ops.calls, <const uint64_t*>given.buf, count, <char*>answers.buf)
+        finally:
+            PyBuffer_Release(&answers)
+    finally:
+        PyBuffer_Release(&given)
+    return released

@@ -1,13 +1,10 @@
-"""Handles in flight in arrays, the sweep over them, and `try_release` over typed ids."""
+"""Handles in flight in arrays, and the sweep over them."""
 
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memcpy
 
-from ._cpp cimport (
-    Ended as CEnded, HandleTable, OpsV1, Request, Sweep, Telemetry, kException, kInProgress,
-    kNoTelemetry, kSuccess, release_safe,
-)
+from ._cpp cimport EndedSlot, Request, Telemetry, kException, kInProgress, kNoTelemetry, kSuccess
 from ._native cimport CompiledOps
 
 import numpy as np
@@ -15,8 +12,6 @@ import numpy as np
 from .. import states
 from ..agent_ops import mark_released
 from ..contract import Ended, Swept
-from ..handles import is_typed_array, raw_ids
-from ..releasing import admitted, refuse_duplicate_ids, release_each
 
 cdef object EMPTY = np.empty(0, np.int64)
 cdef object PROC = "PROC"
@@ -24,18 +19,6 @@ cdef object PROC = "PROC"
 
 cdef class CompiledStore:
     """The store of the ``cython`` backend. The table that owns it guards it."""
-
-    cdef CompiledOps ops
-    cdef HandleTable table
-    cdef Sweep swept
-    cdef OpsV1 calls
-    cdef bint with_gil
-    cdef dict index          # request id -> request index
-    cdef list names          # request index -> request id
-    cdef list objects        # slot -> handle object, or None where the id is all there is
-    cdef dict errors         # slot -> exception of a Python call in this sweep
-    cdef object interrupt
-    cdef object check        # the agent's check method, where it takes what we keep
 
     def __init__(self, CompiledOps ops not None):
         self.ops = ops
@@ -183,7 +166,7 @@ cdef class CompiledStore:
         cdef list ended = []
         cdef int64_t row = 0, done = 0
         cdef int64_t i, count = self.swept.ended.size()
-        cdef CEnded* end
+        cdef EndedSlot* end
         cdef Py_buffer rows
         self.swept.highest_slot_first()
         samples = self.new_samples(count)
@@ -208,7 +191,7 @@ cdef class CompiledStore:
             rows += self.swept.ended[i].code == 0 and self.swept.ended[i].sampled == 0
         return np.empty((4, rows), np.int64)
 
-    cdef int take_out(self, CEnded* end, set drained, list ended) except -1:
+    cdef int take_out(self, EndedSlot* end, set drained, list ended) except -1:
         """Remove one ended handle; its request is drained, or waits, or is told about it."""
         cdef int32_t owner = self.table.owner(end.slot)
         cdef Request* request = self.table.request(owner)
@@ -226,7 +209,7 @@ cdef class CompiledStore:
             self.close(owner)
         return 0
 
-    cdef object describe(self, CEnded* end, int32_t owner):
+    cdef object describe(self, EndedSlot* end, int32_t owner):
         error = self.errors.get(end.slot) if self.with_gil else None
         if error is None and not self.with_gil:
             error = self.ops.error_of(end.released if end.code == 0 else end.code)
@@ -315,58 +298,3 @@ cdef int32_t python_release(void* context, uint64_t key) noexcept:
     except BaseException as interrupt:
         store.interrupt = interrupt
     return kException
-
-
-def try_release(ops, handles):
-    """Release handles that may be released.
-
-    Parameters
-    ----------
-    ops : Ops
-        What `bind` returned.
-    handles : sequence of handles, or array of uint64
-        Handle objects and raw ids in any mix, or a typed array of raw ids.
-
-    Returns
-    -------
-    ndarray of bool, shape (len(handles),)
-        False where the caller must keep the handle: it is in flight, it is LOST (a table's
-        quarantine is the place for it), or NIXL refused.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If something is not a handle; nothing has been released then.
-    DuplicateHandleError
-        If a handle is named twice; nothing has been released then.
-    """
-    if not isinstance(ops, CompiledOps):
-        raise TypeError(f"ops must come from bind() of the cython backend, not {ops!r}")
-    if not (<CompiledOps>ops).compiled():
-        return release_each(ops, handles)
-    if is_typed_array(handles):
-        ids = refuse_duplicate_ids(ops, raw_ids(handles))
-        return release_ids(ops, ids)
-    found = admitted(ops, handles)
-    released = release_ids(ops, np.array([key for key, _ in found], np.uint64))
-    for (_, handle), gone in zip(found, released):
-        if gone:
-            mark_released(handle)
-    return released
-
-
-cdef object release_ids(CompiledOps ops, ids):
-    cdef Py_buffer given, answers
-    cdef int64_t count = len(ids)
-    released = np.zeros(count, np.bool_)
-    PyObject_GetBuffer(ids, &given, PyBUF_C_CONTIGUOUS)
-    try:
-        PyObject_GetBuffer(released, &answers, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
-        try:
-            with nogil:
-                release_safe(ops.calls, <const uint64_t*>given.buf, count, <char*>answers.buf)
-        finally:
-            PyBuffer_Release(&answers)
-    finally:
-        PyBuffer_Release(&given)
-    return released

@@ -11,7 +11,7 @@
 
 namespace kvfast {
 
-struct Ended {
+struct EndedSlot {
     std::int32_t slot;
     std::int32_t code;      // what the check said
     std::int32_t sampled;   // what telemetry said; only for DONE
@@ -21,7 +21,7 @@ struct Ended {
 
 class Sweep {
   public:
-    std::vector<Ended> ended;
+    std::vector<EndedSlot> ended;
     // The slot that is being asked about: Python ops find the handle object by it.
     std::int32_t cursor = HandleTable::kNone;
     // Set by Python ops: an interrupt came out of a check, nothing more may be asked.
@@ -40,7 +40,7 @@ class Sweep {
 
     // Telemetry and release of the DONE ones.
     void finish(const HandleTable& table, const OpsV1& ops) noexcept {
-        for (Ended& end : ended) {
+        for (EndedSlot& end : ended) {
             if (end.code != kSuccess) continue;
             cursor = end.slot;
             const std::uint64_t id = table.ids()[end.slot];
@@ -51,7 +51,7 @@ class Sweep {
 
     // Whoever removes handles in this order never moves one that is still to be removed.
     void highest_slot_first() noexcept {
-        std::sort(ended.begin(), ended.end(), [](const Ended& a, const Ended& b) { return a.slot > b.slot; });
+        std::sort(ended.begin(), ended.end(), [](const EndedSlot& a, const EndedSlot& b) { return a.slot > b.slot; });
     }
 
   private:
@@ -63,7 +63,7 @@ class Sweep {
             const std::int32_t code = ops.status(ops.context, ids[slot]);
             if (code == kInProgress) continue;
             if (stopped) return true;
-            ended.push_back(Ended{slot, code, 0, 0, {}});
+            ended.push_back(EndedSlot{slot, code, 0, 0, {}});
         }
         return true;
     }
@@ -77,7 +77,7 @@ class Sweep {
                 const std::int32_t code = ops.status(ops.context, ids[slot]);
                 if (code == kInProgress) break;
                 if (stopped) return true;
-                ended.push_back(Ended{slot, code, 0, 0, {}});
+                ended.push_back(EndedSlot{slot, code, 0, 0, {}});
             }
         }
         return true;
