@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from . import states
 from .contract import Handle
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 Calls = tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[Any], Any]]
 Sample = tuple[int, int, int, int]
+LARGEST: Final = 2**63 - 1
 
 
 class PythonOps:
@@ -32,8 +33,6 @@ class PythonOps:
         See the module's text.
     reason : str
         Why these ops and not native ones.
-    kind : str
-        ``"python"``, or what the agent stands for.
 
     Raises
     ------
@@ -41,15 +40,16 @@ class PythonOps:
         If `agent` lacks the methods.
     """
 
-    def __init__(self, agent: Any, reason: str, kind: str = "python") -> None:
+    kind = "python"
+
+    def __init__(self, agent: Any, reason: str) -> None:
         self.agent = agent
-        self.kind = kind
         self.reason = reason
         self.target: NixlTarget | None = find_target(agent).target
         self.calls = _calls_of(agent)
         self._takes_ids = not _has_methods(agent, AGENT_METHODS)
         self._id_calls = self._calls_for_ids()
-        self._warned = False
+        self.telemetry_error: Exception | None = None
         self._interrupt: BaseException | None = None
 
     def __repr__(self) -> str:
@@ -90,12 +90,12 @@ class PythonOps:
             return states.code_of_exception(error)
 
     def telemetry(self, handle: Handle) -> Sample | None:
-        """Return xfer_us, post_us, bytes, descriptors of a DONE handle, or None; warn once."""
+        """Return xfer_us, post_us, bytes, descriptors of a DONE handle, or None."""
         try:
             value = self._call(1, handle)
             return None if value is None else _sample(value)
         except Exception as error:
-            self._warn(handle, error)
+            self.telemetry_error = error
         except BaseException as interrupt:
             self._interrupt = interrupt
         return None
@@ -131,16 +131,17 @@ class PythonOps:
             return self.calls
         return _bound(self.target.inner, BINDING_METHODS)
 
-    def _warn(self, handle: Handle, error: Exception) -> None:
-        if not self._warned:
-            self._warned = True
-            logger.warning("no telemetry for DONE handle %r: %r (not logged again)", handle, error)
-
 
 def mark_released(handle: Handle) -> None:
-    """Tell a ``nixl_xfer_handle`` that it was released by id, or its finaliser does it again."""
+    """Tell a ``nixl_xfer_handle`` that it was released by id, or its finaliser does it again.
+
+    Never raises: the release has happened, and whoever called must be able to take note of it.
+    """
     if hasattr(handle, "_released"):
-        handle._released = True
+        try:
+            handle._released = True
+        except Exception:
+            logger.exception("handle %r can't be marked as released: its finaliser may free it again", handle)
 
 
 def check_admissible(target: NixlTarget, key: int, handle: Handle, kept: Handle) -> None:
@@ -173,12 +174,15 @@ def _has_methods(agent: Any, names: tuple[str, ...]) -> bool:
 
 
 def _sample(value: Any) -> Sample:
-    return (
+    sample = (
         _microseconds(value.xferDuration),
         _microseconds(value.postDuration),
         int(value.totalBytes),
         int(value.descCount),
     )
+    if min(sample) < 0 or max(sample) > LARGEST:
+        raise ValueError(f"telemetry {sample} is out of range")
+    return sample
 
 
 def _microseconds(value: Any) -> int:

@@ -184,6 +184,10 @@ class Ops(Protocol):
     def agent(self) -> Any:
         """The agent, kept alive as long as this object."""
 
+    @property
+    def telemetry_error(self) -> Exception | None:
+        """The last exception of a telemetry call, or None."""
+
     def admit(self, handle: Handle) -> tuple[int, Handle]:
         """Return the id of a handle and the object to keep (None: the id is all there is)."""
 

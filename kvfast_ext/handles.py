@@ -20,7 +20,10 @@ from .errors import DuplicateHandleError
 _MAX_ID: Final = 2**64
 # Test doubles use 128-bit ints (uuid4().int). The largest prime below 2**64 spreads them.
 _FOLD: Final = 2**64 - 59
-_NEVER_HANDLES: Final = (str, bytes, bytearray, float, complex, bool, type(None), dict, set)
+_NEVER_HANDLES: Final = (
+    *(str, bytes, bytearray, float, complex, bool, type(None), np.inexact),
+    *(dict, set, frozenset, list, tuple),
+)
 _POINTER_ALIGNMENT: Final = 8
 
 
@@ -81,13 +84,25 @@ def plain_key(handle: Handle) -> tuple[int, Handle]:
     if type(handle) is not int:
         inner = getattr(handle, "_handle", None)
         if type(inner) is int and not isinstance(handle, _NEVER_HANDLES):
-            return inner % _MAX_ID, handle
+            if not 0 <= inner < _MAX_ID:
+                raise ValueError(f"handle id {inner} of {handle!r} is no unsigned 8-byte int")
+            return inner, handle
         handle, is_int = _as_int(handle)
         if not is_int:
             return id(handle), handle
     if handle < 0:
         raise ValueError(f"handle id {handle} is negative")
     return (handle, None) if handle < _MAX_ID else (handle % _FOLD, handle)
+
+
+def id_only_key(handle: Handle) -> tuple[int, Handle]:
+    """Like `plain_key`, for ops that know handles by nothing but their 8-byte ids."""
+    key, kept = plain_key(handle)
+    if kept is not None and type(getattr(kept, "_handle", None)) is not int:
+        raise TypeError(
+            f"a handle for these ops must be an 8-byte int or have one in _handle, not {handle!r}"
+        )
+    return key, kept
 
 
 def check_pointer(key: int, handle: Handle) -> None:
@@ -109,7 +124,8 @@ def refuse_duplicates(keys: Iterable[int], handles: Iterable[Handle]) -> None:
 
 def _as_int(handle: Handle) -> tuple[Any, bool]:
     if isinstance(handle, _NEVER_HANDLES):
-        raise TypeError(f"a handle must be a nixl_xfer_handle or an int, not {handle!r}")
+        hint = "; give handles one by one: add(req_id, *handles)" if isinstance(handle, (list, tuple)) else ""
+        raise TypeError(f"a handle must be a nixl_xfer_handle or an int, not {handle!r}{hint}")
     if isinstance(handle, (int, np.integer)):
         return operator.index(handle), True
     return handle, False

@@ -37,13 +37,18 @@ def refuse_duplicate_ids(ops: Ops, ids: npt.NDArray[np.uint64]) -> npt.NDArray[n
 
 
 def release_each(ops: Ops, handles: Any) -> npt.NDArray[np.bool_]:
-    """Ask for each handle's state, release it if that is safe, and tell which were released."""
-    found = admitted(ops, handles)
+    """Ask for each handle's state, release those that are safe, and tell which were released.
+
+    All checks come first: an interrupt in one leaves everything as it was. One in a release ends
+    the call after that release; the exception carries the answer as ``kvfast_released``.
+    """
+    found = [handle for _, handle in admitted(ops, handles)]
+    safe = [not must_wait(ops.status(handle)[0]) for handle in found]
     released = np.zeros(len(found), np.bool_)
-    for i, (_, handle) in enumerate(found):
-        code, _ = ops.status(handle)
-        released[i] = not must_wait(code) and ops.release(handle) is None
-    interrupt = ops.take_interrupt()
-    if interrupt is not None:
-        raise interrupt
+    for i, handle in enumerate(found):
+        released[i] = safe[i] and ops.release(handle) is None
+        interrupt = ops.take_interrupt()
+        if interrupt is not None:
+            interrupt.kvfast_released = released  # type: ignore[attr-defined]
+            raise interrupt
     return released

@@ -6,7 +6,6 @@ without the GIL, so what is measured with it is kvfast's own overhead.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -88,23 +87,20 @@ class SimulatedAgent:
     def released(self) -> npt.NDArray[np.int32]:
         return self._released
 
-    def check_xfer_state(self, handle: int) -> str:
-        """Return ``"DONE"`` or ``"PROC"``, or raise like NIXL's binding."""
-        code = int(self.states[handle]) if handle < len(self.states) else states.INVALID_PARAM
-        if code < 0:
-            raise exception_for(code)
-        return states.NAMES[code]
+    def status_code(self, handle: int) -> int:
+        """Return a handle's status code."""
+        return int(self._states[handle]) if handle < len(self._states) else states.INVALID_PARAM
 
-    def get_xfer_telemetry(self, handle: int) -> Any:
-        """Return an object with the four fields that kvfast reads."""
-        xfer, post, n_bytes, descriptors = self.telemetry[handle].tolist()
-        return SimpleNamespace(
-            xferDuration=xfer, postDuration=post, totalBytes=n_bytes, descCount=descriptors
-        )
+    def telemetry_code(self, handle: int) -> tuple[int, tuple[int, int, int, int]]:
+        """Return a status code, and xfer_us, post_us, bytes, descriptors."""
+        if handle >= len(self._states):
+            return states.INVALID_PARAM, (0, 0, 0, 0)
+        xfer_us, post_us, n_bytes, descriptors = self._telemetry[handle].tolist()
+        return states.SUCCESS, (xfer_us, post_us, n_bytes, descriptors)
 
-    def release_xfer_handle(self, handle: int) -> None:
-        """Count the release, or raise if `release_codes` says so."""
-        code = int(self.release_codes[handle]) if handle < len(self.states) else states.INVALID_PARAM
-        if code < 0:
-            raise exception_for(code)
-        self.released[handle] += 1
+    def release_code(self, handle: int) -> int:
+        """Count a release; return what `release_codes` says."""
+        code = int(self._release_codes[handle]) if handle < len(self._states) else states.INVALID_PARAM
+        if code == states.SUCCESS:
+            self._released[handle] += 1
+        return code

@@ -24,7 +24,8 @@ below -9 have no name in the Python binding, which raises an exception class for
 
 from __future__ import annotations
 
-from typing import Final
+import operator
+from typing import Any, Final
 
 IN_PROG: Final = 1
 SUCCESS: Final = 0
@@ -100,16 +101,24 @@ def code_of_exception(error: BaseException) -> int:
     return ERR_EXCEPTION
 
 
-def code_of_value(value: object) -> int:
-    """Return the status code of what a state check returned: a string, or a ``nixl_status_t``."""
+def code_of_value(value: Any) -> int:
+    """Return the status code of what a state check returned: a string, or a ``nixl_status_t``.
+
+    Nothing else may be taken for DONE: not False, not 0.5, not a large number cut down.
+    """
     if isinstance(value, str):
         return _STRING_CODES.get(value, ERR_VALUE)
-    try:
-        code = int(value)  # type: ignore[call-overload]
-    except (TypeError, ValueError):
+    if isinstance(value, bool):
         return ERR_VALUE
-    # A status is a small number; anything else must not be cut down to one that looks like DONE.
-    return code if -1000 < code <= IN_PROG else ERR_VALUE
+    try:
+        return checked_code(operator.index(value))
+    except TypeError:
+        return ERR_VALUE
+
+
+def checked_code(code: int) -> int:
+    """Return a status code as it is, or ERR_VALUE if it is none."""
+    return code if -(2**31) <= code <= IN_PROG else ERR_VALUE
 
 
 def must_wait(code: int) -> bool:

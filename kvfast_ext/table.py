@@ -124,6 +124,8 @@ class BaseTable:
         self._held = HeldHandles(quarantine)
         self._peers = PeerTokens()
         self._failed: set[str] = set()
+        self._clashes: list[tuple[str, Handle, str | None]] = []
+        self._told_unsampled = False
         self._idle: set[str] = set()
         self._calm = True  # nothing is idle, held or unreported: a sweep without ends has no more to do
         self._next_full = -float("inf")
@@ -144,7 +146,7 @@ class BaseTable:
         DuplicateRequestError
             If it is in the table.
         """
-        _check_req_id(req_id)
+        req_id = _plain_id(req_id)
         with self._feed:
             if req_id in self:
                 raise DuplicateRequestError(f"request {req_id!r} is in the table already")
@@ -174,7 +176,7 @@ class BaseTable:
         DuplicateHandleError
             If a handle is in the table already; nothing has been added then.
         """
-        _check_req_id(req_id)
+        req_id = _plain_id(req_id)
         if peer is not None and not isinstance(peer, str):
             raise TypeError(f"peer must be a str or None, not {peer!r}")
         keys: list[int] = []
@@ -208,6 +210,7 @@ class BaseTable:
         UnknownRequestError
             If the request is not in the table.
         """
+        req_id = _plain_id(req_id)
         with self._feed:
             if req_id not in self:
                 raise UnknownRequestError(f"request {req_id!r} is not in the table")
@@ -285,12 +288,23 @@ class BaseTable:
         else:
             result = SweepResult(_transfers(swept), swept.drained, set(), [])
             self._take_ended(swept.ended, now, result)
+            self._tell_unsampled(swept.unsampled)
+        self._fail_clashes(result)
         self._finish_idle(result)
         self._release_held(now, result)
         self._forget_dead_peers()
         self._failed -= result.done
         self._calm = not (self._held or self._peers.any_dead)
         return self._report(result)
+
+    def _tell_unsampled(self, count: int) -> None:
+        if count and not self._told_unsampled:
+            self._told_unsampled = True
+            logger.warning(
+                "no telemetry for %d DONE handles: %r. They count without a sample (not logged again)",
+                count,
+                self.ops.telemetry_error,
+            )
 
     def _finish_idle(self, result: SweepResult) -> None:
         for req_id in self._idle:
@@ -319,9 +333,19 @@ class BaseTable:
         self._held.hold_failed(item.req_id, item.handle, item.key, item.peer, now, lost=lost)
         failure = HandleFailure(item.req_id, item.handle, states.name_of(item.code), item.error, peer, lost)
         result.failures.append(failure)
-        if item.req_id not in self._failed:
-            self._failed.add(item.req_id)
-            result.failed.add(item.req_id)
+        self._note_failed(item.req_id, result)
+
+    def _note_failed(self, req_id: str, result: SweepResult) -> None:
+        if req_id not in self._failed:
+            self._failed.add(req_id)
+            result.failed.add(req_id)
+
+    def _fail_clashes(self, result: SweepResult) -> None:
+        clashes, self._clashes = self._clashes, []
+        for req_id, handle, peer in clashes:
+            error = DuplicateHandleError(f"handle {describe(handle)} was in the table already")
+            result.failures.append(HandleFailure(req_id, handle, "EXCEPTION", error, peer))
+            self._note_failed(req_id, result)
 
     def _release_held(self, now: float, result: SweepResult) -> None:
         left, result.release_retries = self._held.release_due(now, self.ops.release)
@@ -353,9 +377,8 @@ class BaseTable:
 
     def _refuse_known(self, keys: list[int], handles: list[Handle]) -> None:
         for key, handle in zip(keys, handles):
-            # During a sweep an id in the store may just be freed and given out again by NIXL;
-            # `_join` looks again.
-            known = key in self._held or (not self._sweeping and self._store.find(key))
+            # During a sweep NIXL may just have freed an id and given it out again; `_join` looks then.
+            known = not self._sweeping and (key in self._held or self._store.find(key))
             if known or any(key in added.keys for added in self._inbox):
                 named = describe(_restored(key, handle))
                 raise DuplicateHandleError(f"handle {named} is in the table already")
@@ -369,25 +392,23 @@ class BaseTable:
     def _join(self, added: _Added) -> None:
         if added.req_id not in self._store:
             self._store.open(added.req_id)
-            if not added.keys:
-                self._idle.add(added.req_id)
-                self._calm = False
-        elif self._idle and added.keys:
-            self._idle.discard(added.req_id)
-        fresh = [(k, h) for k, h in zip(added.keys, added.handles) if not self._clashes(added.req_id, k, h)]
+            self._idle.add(added.req_id)
+        fresh = [(k, h) for k, h in zip(added.keys, added.handles) if not self._clashes_with(added, k, h)]
         if fresh:
             self._idle.discard(added.req_id)
             keys, handles = zip(*fresh)
             self._store.append(added.req_id, list(keys), list(handles), self._peers.token(added.peer))
+        elif self._idle:
+            self._calm = False
 
-    def _clashes(self, req_id: str, key: int, handle: Handle) -> bool:
+    def _clashes_with(self, added: _Added, key: int, handle: Handle) -> bool:
+        # Only what was added during a sweep can clash here; then it is too late to raise. The handle
+        # stays where it is, and the second request fails: it must not pass for complete.
         if not (self._store.find(key) or key in self._held):
             return False
-        logger.error(
-            "handle %s, added to request %s during a sweep, is in the table already: kept once",
-            describe(_restored(key, handle)),
-            req_id,
-        )
+        self._clashes.append((added.req_id, _restored(key, handle), added.peer))
+        self._calm = False
+        logger.error("handle %s of request %s is in the table already", describe(handle or key), added.req_id)
         return True
 
     def _inbox_ids(self) -> list[str]:
@@ -395,20 +416,24 @@ class BaseTable:
         return [i for i in dict.fromkeys(added.req_id for added in self._inbox) if i not in self._store]
 
     def __del__(self) -> None:
-        # Dropping a handle object releases it, and nothing in flight may be released. So it is
+        # Dropping a handle object releases it, and what may still land must not be released. So it is
         # marked as released: NIXL's own object stays until the agent goes. A leak, and a loud one.
         store = getattr(self, "_store", None)
-        if store is None or not store.in_flight:
+        if store is None:
+            return
+        kept = [handle for req_id in store for handle in store.handles(req_id)]
+        kept += [item.handle for item in self._held.items()]
+        kept += [handle for added in self._inbox for handle in added.handles]
+        if not kept:
             return
         warnings.warn(
-            f"a transfer table was dropped with {store.in_flight} handles in flight; their agent keeps them",
+            f"a transfer table was dropped with {len(kept)} handles not released; their agent keeps them",
             ResourceWarning,
             stacklevel=2,
             source=self,
         )
-        for req_id in store:
-            for handle in store.handles(req_id):
-                mark_released(handle)
+        for handle in kept:
+            mark_released(handle)
 
 
 def _transfers(swept: Swept) -> Transfers:
@@ -416,9 +441,10 @@ def _transfers(swept: Swept) -> Transfers:
     return Transfers(rows[0], rows[1], rows[2], rows[3], swept.unsampled)
 
 
-def _check_req_id(req_id: object) -> None:
+def _plain_id(req_id: object) -> str:
     if not isinstance(req_id, str):
         raise TypeError(f"a request id must be a str, not {req_id!r}")
+    return str.__str__(req_id)  # of a subclass, its text: compiled code takes plain strings
 
 
 def _restored(key: int, handle: Handle) -> Handle:

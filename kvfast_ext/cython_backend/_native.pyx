@@ -5,7 +5,7 @@ from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsul
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from ._cpp cimport (
-    OpsV1, Telemetry, library_of, nixl_agent_type, nixl_release,
+    OpsV1, Telemetry, checked_status, library_of, nixl_agent_type, nixl_release,
     nixl_status, nixl_telemetry, platform_abi_id, release_safe, resolve_calls, simulated_release,
     simulated_status, simulated_telemetry, type_info_name,
 )
@@ -14,7 +14,7 @@ import numpy as np
 
 from ..agent_ops import PythonOps, mark_released
 from ..contract import OPS_CAPSULE
-from ..handles import is_typed_array, plain_key, raw_ids
+from ..handles import id_only_key, is_typed_array, raw_ids
 from ..nixl_target import find_target, warn_if_unlocked
 from ..releasing import admitted, refuse_duplicate_ids, release_each
 from ..simulated import SimulatedAgent, exception_for
@@ -40,10 +40,7 @@ cdef class CompiledOps:
         """Return the id of a handle and the object to keep (None: the id is all there is)."""
         if self.python is not None:
             return self.python.admit(handle)
-        key, kept = plain_key(handle)
-        if kept is not None and type(getattr(kept, "_handle", None)) is not int:
-            raise TypeError(f"a handle for {self.kind} ops must be an int or have an int _handle: {handle!r}")
-        return key, kept
+        return id_only_key(handle)
 
     def status(self, handle):
         """Ask for the state of one handle: a status code and the exception, if any."""
@@ -53,8 +50,8 @@ cdef class CompiledOps:
             return self.python.status(handle)
         key = self.id_of(handle)
         with nogil:
-            code = self.calls.status(self.calls.context, key)
-        return code, self.error_of(code)
+            code = checked_status(self.calls, key)
+        return code, self.error_of(code) if code < 0 else None
 
     def release(self, handle):
         """Release one handle; return the exception if that was refused."""
@@ -65,9 +62,15 @@ cdef class CompiledOps:
         key = self.id_of(handle)
         with nogil:
             code = self.calls.release(self.calls.context, key)
-        if code == 0:
-            mark_released(handle)
-        return self.error_of(code)
+        if code != 0:
+            return self.error_of(code)
+        mark_released(handle)
+        return None
+
+    @property
+    def telemetry_error(self):
+        """The last exception of a telemetry call, or None."""
+        return None if self.python is None else self.python.telemetry_error
 
     def take_interrupt(self):
         """Return, once, an exception that is no error and came out of an agent's method."""
@@ -77,7 +80,8 @@ cdef class CompiledOps:
         return self.calls.status != NULL
 
     cpdef object error_of(self, int code):
-        return None if code >= 0 else exception_for(code, self._errors)
+        """Return what the binding would have raised for a status."""
+        return exception_for(code, self._errors)
 
     cdef uint64_t id_of(self, handle) except? 0:
         return handle if type(handle) is int else handle._handle

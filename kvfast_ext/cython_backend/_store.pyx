@@ -196,10 +196,7 @@ cdef class CompiledStore:
         cdef int32_t owner = self.table.owner(end.slot)
         cdef Request* request = self.table.request(owner)
         handle = self.objects[end.slot]
-        if end.code == 0 and end.released == 0:
-            if handle is not None and not self.with_gil:
-                mark_released(handle)
-        else:
+        if end.code != 0 or end.released != 0:
             ended.append(self.describe(end, owner))
         if end.code != 0:
             request.held += 1
@@ -207,6 +204,8 @@ cdef class CompiledStore:
         if request.in_flight == 0 and request.held == 0:
             drained.add(self.names[owner])
             self.close(owner)
+        if end.code == 0 and end.released == 0 and handle is not None and not self.with_gil:
+            tell_released(handle)
         return 0
 
     cdef object describe(self, EndedSlot* end, int32_t owner):
@@ -238,6 +237,14 @@ cdef class CompiledStore:
             self.names[owner] = last
             self.index[last] = owner
         return 0
+
+
+cdef inline int tell_released(handle) except -1:
+    try:
+        handle._released = True
+    except Exception:
+        mark_released(handle)  # logs what is wrong with it, or finds that it has no such mark
+    return 0
 
 
 cdef inline void write_sample(int64_t* rows, Py_ssize_t stride, int64_t row, const Telemetry& seen) noexcept:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..agent_ops import PythonOps
+from ..coded_ops import CodedOps
 from ..contract import SweepResult
 from ..releasing import release_each
 from ..simulated import SimulatedAgent
@@ -21,10 +22,10 @@ __all__ = ["TransferTable", "bind", "pop_done_transfers", "try_release"]
 class TransferTable(BaseTable):
     __doc__ = BaseTable.__doc__
     _store_type = PythonStore
-    _ops_types = (PythonOps,)
+    _ops_types = (PythonOps, CodedOps)
 
 
-def bind(agent: Any) -> PythonOps:
+def bind(agent: Any) -> PythonOps | CodedOps:
     """Return ops that call the agent's own methods.
 
     Parameters
@@ -40,11 +41,10 @@ def bind(agent: Any) -> PythonOps:
         If it is none of these.
     """
     if isinstance(agent, SimulatedAgent):
-        return PythonOps(agent, "a SimulatedAgent, asked by its methods", kind="simulated")
+        return CodedOps(agent, agent, "simulated", "a SimulatedAgent, asked by its methods")
     if isinstance(agent, CAPSULE_TYPE):
-        return PythonOps(
-            CapsuleAgent(agent), "a kvfast.ops.v1 capsule, called through ctypes", kind="capsule"
-        )
+        engine = CapsuleAgent(agent)
+        return CodedOps(agent, engine, "capsule", "a kvfast.ops.v1 capsule, called through ctypes")
     return PythonOps(agent, "the python backend calls the agent's own methods")
 
 
@@ -63,7 +63,7 @@ def pop_done_transfers(table: TransferTable) -> SweepResult:
     return table._sweep()
 
 
-def try_release(ops: PythonOps, handles: Any) -> npt.NDArray[np.bool_]:
+def try_release(ops: PythonOps | CodedOps, handles: Any) -> npt.NDArray[np.bool_]:
     """Release handles that may be released.
 
     Parameters
@@ -86,6 +86,6 @@ def try_release(ops: PythonOps, handles: Any) -> npt.NDArray[np.bool_]:
     DuplicateHandleError
         If a handle is named twice; nothing has been released then.
     """
-    if not isinstance(ops, PythonOps):
+    if not isinstance(ops, (PythonOps, CodedOps)):
         raise TypeError(f"ops must come from bind() of the python backend, not {ops!r}")
     return release_each(ops, handles)

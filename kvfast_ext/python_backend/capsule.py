@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import datetime
-from types import SimpleNamespace
 from typing import Any, Final
 
-from .. import states
+from ..agent_ops import Sample
 from ..contract import OPS_CAPSULE
-from ..simulated import exception_for
 
 CAPSULE_TYPE: Final = type(datetime.datetime_CAPI)
 
@@ -46,7 +44,7 @@ class _OpsV1(ctypes.Structure):
 
 
 class CapsuleAgent:
-    """Three methods over a capsule's three functions; keeps the capsule alive.
+    """Three functions of a capsule, which this keeps alive.
 
     Raises
     ------
@@ -60,24 +58,19 @@ class CapsuleAgent:
         self._capsule = capsule
         self._ops = _open(capsule)
 
-    def check_xfer_state(self, handle: int) -> str:
-        """Return ``"DONE"`` or ``"PROC"``, or raise like NIXL's binding."""
-        return states.NAMES[_checked(self._ops.status(self._ops.context, handle))]
+    def status_code(self, handle: int) -> int:
+        """Return a handle's status code."""
+        return int(self._ops.status(self._ops.context, handle))
 
-    def get_xfer_telemetry(self, handle: int) -> Any:
-        """Return the four fields that kvfast reads."""
+    def telemetry_code(self, handle: int) -> tuple[int, Sample]:
+        """Return a status code, and xfer_us, post_us, bytes, descriptors."""
         out = _Telemetry()
-        _checked(self._ops.telemetry(self._ops.context, handle, ctypes.byref(out)))
-        return SimpleNamespace(
-            xferDuration=out.xfer_us,
-            postDuration=out.post_us,
-            totalBytes=out.bytes,
-            descCount=out.descriptors,
-        )
+        code = int(self._ops.telemetry(self._ops.context, handle, ctypes.byref(out)))
+        return code, (out.xfer_us, out.post_us, out.bytes, out.descriptors)
 
-    def release_xfer_handle(self, handle: int) -> None:
-        """Release, or raise like NIXL's binding."""
-        _checked(self._ops.release(self._ops.context, handle))
+    def release_code(self, handle: int) -> int:
+        """Release a handle; return the status code of that."""
+        return int(self._ops.release(self._ops.context, handle))
 
 
 def _open(capsule: Any) -> _OpsV1:
@@ -96,9 +89,3 @@ def _open(capsule: Any) -> _OpsV1:
     if not (ops.status and ops.telemetry and ops.release):
         raise ValueError("ops lack a function: status, telemetry and release must all be there")
     return ops
-
-
-def _checked(code: int) -> int:
-    if code < 0:
-        raise exception_for(code)
-    return states.SUCCESS if code == states.SUCCESS else states.IN_PROG

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from .. import states
 from ..agent_ops import PythonOps, Sample
+from ..coded_ops import CodedOps
 from ..contract import Ended, Handle, Swept
 
 
@@ -31,7 +32,7 @@ class _Request:
 class PythonStore:
     """The store of the ``python`` backend."""
 
-    def __init__(self, ops: PythonOps) -> None:
+    def __init__(self, ops: PythonOps | CodedOps) -> None:
         self._ops = ops
         self._requests: dict[str, _Request] = {}
         self._owner: dict[int, str] = {}

@@ -13,6 +13,7 @@ constexpr std::int32_t kInvalidParam = -2;
 constexpr std::int32_t kNotFound = -4;
 constexpr std::int32_t kNoTelemetry = -12;
 constexpr std::int32_t kException = -1002;  // states.ERR_EXCEPTION
+constexpr std::int32_t kNoState = -1003;    // states.ERR_VALUE
 
 struct Telemetry {
     std::int64_t start_us;  // of a clock of the maker's; not read by kvfast
@@ -31,5 +32,16 @@ struct OpsV1 {
     std::int32_t (*telemetry)(void* context, std::uint64_t handle, Telemetry* out);
     std::int32_t (*release)(void* context, std::uint64_t handle);
 };
+
+// A check's answer; a positive number that is no state is an error, not "in progress".
+inline std::int32_t checked_status(const OpsV1& ops, std::uint64_t handle) noexcept {
+    const std::int32_t code = ops.status(ops.context, handle);
+    return code <= kInProgress ? code : kNoState;
+}
+
+// Whether telemetry can be told as it is: kvfast's arrays are signed.
+inline bool plausible(const Telemetry& seen) noexcept {
+    return seen.xfer_us >= 0 && seen.post_us >= 0 && seen.bytes >> 63 == 0 && seen.descriptors >> 63 == 0;
+}
 
 }  // namespace kvfast

@@ -45,6 +45,7 @@ class Sweep {
             cursor = end.slot;
             const std::uint64_t id = table.ids()[end.slot];
             end.sampled = ops.telemetry(ops.context, id, &end.telemetry);
+            if (end.sampled == kSuccess && !plausible(end.telemetry)) end.sampled = kNoTelemetry;
             end.released = ops.release(ops.context, id);
         }
     }
@@ -60,7 +61,7 @@ class Sweep {
         const std::int32_t count = table.handle_count();
         for (std::int32_t slot = 0; slot < count; ++slot) {
             cursor = slot;
-            const std::int32_t code = ops.status(ops.context, ids[slot]);
+            const std::int32_t code = checked_status(ops, ids[slot]);
             if (code == kInProgress) continue;
             if (stopped) return true;
             ended.push_back(EndedSlot{slot, code, 0, 0, {}});
@@ -74,7 +75,7 @@ class Sweep {
         for (std::int32_t index = 0; index < count; ++index) {
             for (std::int32_t slot = table.request(index)->newest; slot != HandleTable::kNone; slot = table.older(slot)) {
                 cursor = slot;
-                const std::int32_t code = ops.status(ops.context, ids[slot]);
+                const std::int32_t code = checked_status(ops, ids[slot]);
                 if (code == kInProgress) break;
                 if (stopped) return true;
                 ended.push_back(EndedSlot{slot, code, 0, 0, {}});
@@ -87,7 +88,7 @@ class Sweep {
 // try_release over typed ids: out[i] tells whether ids[i] was released.
 inline void release_safe(const OpsV1& ops, const std::uint64_t* ids, std::int64_t count, char* out) noexcept {
     for (std::int64_t i = 0; i < count; ++i) {
-        const std::int32_t code = ops.status(ops.context, ids[i]);
+        const std::int32_t code = checked_status(ops, ids[i]);
         const bool must_wait = code == kInProgress || code == kNotFound;
         out[i] = !must_wait && ops.release(ops.context, ids[i]) == kSuccess;
     }
