@@ -24,7 +24,14 @@ from kvfast_ext.errors import (
 if TYPE_CHECKING:
     from kvfast_ext import select_backend
 
+    from . import notifs
     from .agent import Agent, open_agent
+    from .peers import PeerGuard
+    from .receive import Receiver
+    from .rendezvous import PushRendezvous
+    from .results import ReceiveResults, SendResults
+    from .send import Sender
+    from .stats import Stats
 
     BACKEND: str
 
@@ -40,19 +47,35 @@ __all__ = [
     "DuplicateRequestError",
     "HandleFailure",
     "KvfastError",
+    "PeerGuard",
+    "PushRendezvous",
     "Quarantine",
+    "ReceiveResults",
+    "Receiver",
+    "SendResults",
+    "Sender",
+    "Stats",
     "UnknownRequestError",
     "WrongThreadError",
     "__version__",
+    "notifs",
     "open_agent",
     "select_backend",
 ]
 
 _LAZY: Final = {
     "Agent": "kvfast.agent",
+    "PeerGuard": "kvfast.peers",
+    "PushRendezvous": "kvfast.rendezvous",
+    "ReceiveResults": "kvfast.results",
+    "Receiver": "kvfast.receive",
+    "SendResults": "kvfast.results",
+    "Sender": "kvfast.send",
+    "Stats": "kvfast.stats",
     "open_agent": "kvfast.agent",
     "select_backend": "kvfast_ext",
 }
+_SUBMODULES: Final = ("notifs", "stats")
 
 
 def __getattr__(name: str) -> Any:
@@ -61,7 +84,13 @@ def __getattr__(name: str) -> Any:
         from kvfast_ext import backend_name, select_backend
 
         return backend_name(select_backend("auto"))
+    if name in _SUBMODULES:
+        return importlib.import_module(f"kvfast.{name}")
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

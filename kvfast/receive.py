@@ -1,0 +1,494 @@
+"""The decode side: which requests have their KV blocks, and which blocks may be given back.
+
+A serving engine tracks a request when it has blocks for it, posts the transfers that fill them, and
+polls once a step. What a poll reports is safe to act on: the law and the states behind it are in
+`kvfast.request_states`.
+
+    receiver = Receiver(agent)
+    receiver.track("req-1", [[3, 4, 5]], peer="prefill-0")
+    receiver.add_notif("req-1", "prefill-0", notifs.consumed("req-1", 1))
+    receiver.post("req-1", lambda: agent.initialize_xfer("READ", local, remote, "prefill-0"))
+    while ...:
+        results = receiver.poll()
+        use(results.finished)
+        give_back(results.invalid_block_ids)
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any, Final
+
+from kvfast_ext.contract import HandleFailure, Quarantine, check_seconds
+from kvfast_ext.errors import DuplicateRequestError, UnknownRequestError
+
+from . import checks
+from .peers import PeerGuard
+from .polling import DISCONNECT, Poller
+from .posting import Prepare, Transfer, keep_handles, start_transfers
+from .receiving.ended import EndedRequests
+from .receiving.outbox import Outbox
+from .receiving.request import ReceiveRequest
+from .receiving.stalls import StallWatch
+from .request_states import ENDS, FAILED_STATES, TABLE, Event, State
+from .results import Closed, ReceiveResults, nothing_received
+from .stats import Stats
+
+__all__ = ["ReceiveResults", "Receiver"]
+
+logger = logging.getLogger(__name__)
+
+_DRAINED: Final = Event.DRAINED  # a name of an enum is slow to find
+
+
+class Receiver(Poller):
+    """Requests whose KV blocks are being filled, by own READs (pull) or by peers' WRITEs (push).
+
+    Made and called by one thread, its owner; only `report_failure` may be called from others.
+
+    Parameters
+    ----------
+    agent : Agent
+        A ``nixl_agent``, or anything with its methods.
+    backend : {"auto", "cython", "python"} or module
+        The polling backend; see `kvfast.select_backend`.
+    scan : {"watch", "all"}
+        Which handles a sweep asks about.
+    quarantine : Quarantine
+        How long failed handles are kept before they are released.
+    stall_after_s : float, optional
+        Seconds after which an outstanding request is named as stalled; never if None.
+    clock : callable
+        Gives the time in seconds. ``read_before`` is by this clock.
+    stats : Stats, optional
+        Where it counts; its own by default.
+    guard : PeerGuard, optional
+        The agent's guard, to be shared by all that use the agent; its own by default.
+    sleep : callable
+        Called with seconds by `close`, between two sweeps.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is of the wrong type or out of range; the message names it.
+    """
+
+    def __init__(
+        self,
+        agent: Any,
+        *,
+        backend: str | ModuleType = "auto",
+        scan: str = "watch",
+        quarantine: Quarantine = Quarantine(),
+        stall_after_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        stats: Stats | None = None,
+        guard: PeerGuard | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        if stall_after_s is not None:
+            stall_after_s = check_seconds("stall_after_s", stall_after_s, positive=True)
+        self._requests: dict[str, ReceiveRequest] = {}
+        self._order = 0
+        self._settled: list[ReceiveRequest] = []  # may have drained: looked at by the next poll
+        self._reports: deque[tuple[str, object]] = deque()  # failures told by other threads
+        self._ended = EndedRequests()
+        self._stalls = StallWatch(stall_after_s)
+        self._closed: Closed[ReceiveResults] | None = None
+        super().__init__(
+            agent,
+            backend=backend,
+            scan=scan,
+            quarantine=quarantine,
+            clock=clock,
+            sleep=sleep,
+            stats=stats,
+            guard=guard,
+        )
+        self._outbox = Outbox(agent, self.stats, self._limit, self._lose)
+
+    # ---- a request's life
+
+    def track(
+        self,
+        req_id: str,
+        block_ids: Sequence[Sequence[int]],
+        *,
+        peer: str | Sequence[str] | None = None,
+        read_before: float | None = None,
+    ) -> None:
+        """Take in a request and the blocks that will be written for it.
+
+        Parameters
+        ----------
+        req_id : str
+            A new id. One that was reported may be used again.
+        block_ids : sequence of sequence of int
+            The blocks, one list for each KV-cache group.
+        peer : str or sequence of str, optional
+            The agent that the data comes from, or several: what `peer_lost` and `remove_peer` go by.
+            Without it, `remove_peer` can't know of the request's handles.
+        read_before : float, optional
+            When the producer's lease runs out, by the Receiver's clock. A later post is declined.
+
+        Raises
+        ------
+        DuplicateRequestError
+            If the id is in use.
+        TypeError, ValueError
+            If an argument is no such thing; the message names it.
+        """
+        self._check_open()
+        if checks.req_id(req_id) in self._requests:
+            raise DuplicateRequestError(f"request {req_id!r} is tracked already")
+        blocks, peers = checks.block_ids(block_ids), checks.peers(peer)
+        deadline = checks.moment("read_before", read_before)
+        self._order += 1
+        self._requests[req_id] = ReceiveRequest(req_id, blocks, peers, deadline, self._order, self._clock())
+
+    def post(
+        self, req_id: str, prepare: Prepare, transfer: Transfer | None = None, *, peer: str | None = None
+    ) -> bool:
+        """Start one transfer of a request; see `post_many`."""
+        return self.post_many(req_id, [prepare], transfer, peer=peer)
+
+    def post_many(
+        self,
+        req_id: str,
+        prepares: Sequence[Prepare],
+        transfer: Transfer | None = None,
+        *,
+        peer: str | None = None,
+    ) -> bool:
+        """Start transfers of a request: prepare all, then post them in order.
+
+        If one can't be prepared, none is posted. Post everything that a request needs before the
+        next poll: it ends when all that was posted has ended.
+
+        Parameters
+        ----------
+        req_id : str
+            A tracked request.
+        prepares : sequence of callable
+            Each returns a new handle, not posted yet.
+        transfer : callable, optional
+            Posts a handle; by default the agent's ``transfer``.
+        peer : str, optional
+            The agent at the other end; by default the request's, if that has one.
+
+        Returns
+        -------
+        bool
+            False if no more must be posted for this request: something failed here, it had failed
+            or was aborted before, its ``read_before`` is over, or its peer is being removed. The
+            request will be reported, and nothing that was raised gets out of here.
+
+        Raises
+        ------
+        UnknownRequestError
+            If the request is not tracked, or was reported.
+        ValueError
+            If the request has several peers, and none is named here.
+        """
+        request = self._request(req_id)
+        prepares = checks.functions("prepares", prepares)
+        transfer = self._agent.transfer if transfer is None else checks.function("transfer", transfer)
+        peer = request.peer_of_post(peer)
+        self._take_reports()
+        if not self._may_post(request, peer):
+            return False
+        posted = start_transfers(self._ops, prepares, transfer)
+        if posted.keep:
+            duplicate = keep_handles(self._table, req_id, posted.keep, peer)
+            request.in_table = duplicate is None or req_id in self._table
+            self._begin(request)
+            posted.failure = posted.failure or duplicate
+        if posted.failure is not None:
+            self.stats.count("failed_transfers", posted.failed_handles)
+            self._fail(request, posted.failure)
+        posted.raise_interrupt()
+        return posted.failure is None
+
+    def add_notif(self, req_id: str, agent_name: str, message: bytes) -> None:
+        """Have a notification sent when the request succeeds; a failure withdraws it."""
+        request = self._request(req_id)
+        notif = checks.name("agent_name", agent_name), checks.message(message)
+        request.notifs = [*(request.notifs or ()), notif]
+
+    def complete(self, req_id: str) -> None:
+        """Say that nothing more will be posted: the request ends when it is drained.
+
+        For a full prefix hit, where there is nothing to transfer. What is outstanding all the same,
+        handles and expected writes, is waited for.
+        """
+        request = self._request(req_id)
+        request.step(Event.BEGIN)
+        self._settle(request)
+
+    def expect_writes(self, req_id: str) -> None:
+        """Note that peers have been told where to write: from now on their writes are outstanding."""
+        request = self._request(req_id)
+        request.expected_writes().told = True
+        self._begin(request)
+        self._settle(request)
+
+    def notified(self, req_id: str, producers: int, *, failed: bool = False, peer: str | None = None) -> None:
+        """Note that one of so many producers has ended its writes.
+
+        The last one drains the request. It may come before `expect_writes`, which the request then
+        waits for. One that comes after the request's end, or is one too many, is counted.
+
+        Parameters
+        ----------
+        req_id : str
+            The request, as the producer named it: any str.
+        producers : int
+            How many there are in all.
+        failed : bool
+            The producer says that not all of it was written.
+        peer : str, optional
+            Which agent it was. Needed to tell, when one of several producers dies, whether it had
+            ended before; and a second notification of the same one is then known as such.
+        """
+        self._check_open()
+        producers = checks.count("producers", producers)
+        peer = None if peer is None else checks.name("peer", peer)
+        request = self._requests.get(checks.req_id(req_id))
+        if request is None or not request.expected_writes().notified(producers, peer):
+            self._surplus_notif(req_id, peer)
+        if request is not None:
+            if failed:
+                self._fail(request, f"producer {peer or 'unnamed'} could not write everything")
+            self._settle(request)
+
+    def fail(self, req_id: str, reason: str) -> None:
+        """Fail a request. It is reported when it is drained."""
+        self._fail(self._request(req_id), reason)
+
+    def report_failure(self, req_id: str, reason: str) -> None:
+        """Fail a request, from any thread. One that is not tracked by then is counted and logged.
+
+        Raises
+        ------
+        TypeError
+            If `req_id` is not a str.
+        ClosedError
+            If the Receiver is closed.
+        """
+        checks.req_id(req_id)
+        self._refuse_closed()
+        self._reports.append((req_id, reason))
+
+    def abort(self, req_id: str) -> None:
+        """Give a request up. It is reported when it is drained; its blocks are held until then."""
+        request = self._request(req_id)
+        request.step(Event.ABORT)
+        self._settle(request)
+
+    # ---- peers
+
+    def peer_lost(self, name: str) -> None:
+        """Note that a peer is dead: its writes have ended, and what waits for it alone fails.
+
+        Requests with own handles end by these: NIXL tells of each.
+        """
+        self._check_open()
+        self._lose(checks.name("name", name))
+
+    def outstanding_of(self, peer: str) -> int:
+        """Return how many handles of a peer, and requests that it may write, are outstanding."""
+        writing = sum(
+            request.writes is not None and request.writes.outstanding and peer in request.peers
+            for request in list(self._requests.values())
+        )
+        return super().outstanding_of(peer) + writing
+
+    # ---- polling
+
+    def poll(self) -> ReceiveResults:
+        """Sweep once, and report what has ended and what has stalled.
+
+        Call it once an engine step: notifications of READs leave from here, so the time between two
+        polls is time for which a producer holds its blocks.
+
+        Raises
+        ------
+        WrongThreadError, ClosedError
+            If it is not the owner's to call, or not any more.
+        """
+        self._check_open()
+        self._advance()
+        return self._report() if self._ended.any else nothing_received()
+
+    def __len__(self) -> int:
+        """Return how many requests are tracked."""
+        return len(self._requests)
+
+    def __contains__(self, req_id: object) -> bool:
+        return req_id in self._requests
+
+    def close(self, timeout_s: float) -> Closed[ReceiveResults]:
+        """End: sweep until all requests are drained, or the time is up.
+
+        Requests for which nothing is outstanding end as aborted. What is in flight ends as it does;
+        what has not by then is named as left, and its handles are never released. A second call
+        returns what the first did.
+
+        Parameters
+        ----------
+        timeout_s : float
+            Seconds; 0 sweeps once.
+        """
+        self._check_owner()
+        timeout_s = check_seconds("timeout_s", timeout_s)
+        if self._closed is None:
+            self._closing = True
+            self._closed = self._close(timeout_s)
+        return self._closed
+
+    # ---- inside
+
+    def _request(self, req_id: str) -> ReceiveRequest:
+        self._check_open()
+        request = self._requests.get(checks.req_id(req_id))
+        if request is None:
+            raise UnknownRequestError(f"request {req_id!r} is not tracked")
+        return request
+
+    def _may_post(self, request: ReceiveRequest, peer: str | None) -> bool:
+        if not request.may_post:
+            return False
+        if request.read_before is not None and self._clock() > request.read_before:
+            self.stats.count("expired_leases")
+            self._fail(request, f"the producer's lease ran out at {request.read_before}, before it was read")
+            return False
+        if peer is not None and self.guard.is_removing(peer):
+            self._fail(request, f"peer {peer} is being removed")
+            return False
+        return True
+
+    def _begin(self, request: ReceiveRequest) -> None:
+        request.step(Event.BEGIN)
+        if request.since is None:
+            request.since = self._clock()
+            self._stalls.add(request.req_id, request.since)
+
+    def _fail(self, request: ReceiveRequest, reason: object) -> None:
+        if request.state not in FAILED_STATES:
+            self._log_request("fails", request.req_id, request.peer, reason)
+        request.step(Event.FAIL)
+        self._settle(request)
+
+    def _settle(self, request: ReceiveRequest) -> None:
+        if request.drained:
+            self._settled.append(request)
+
+    def _surplus_notif(self, req_id: str, peer: str | None) -> None:
+        self.stats.count("notifs_after_end")
+        self._log_request("got a notification after its writes had ended", req_id, peer, "ignored")
+
+    def _take_reports(self) -> None:
+        while self._reports:
+            req_id, reason = self._reports.popleft()
+            request = self._requests.get(req_id)
+            if request is None:
+                self._unknown_failure(req_id, reason)
+            else:
+                self._fail(request, reason)
+
+    def _advance(self) -> None:
+        swept = self._sweep()
+        if swept.failures:
+            self._take_failures(swept.failures)
+        if swept.done:
+            self._take_done(swept.done)
+        if self._reports:
+            self._take_reports()
+        if self._settled:
+            self._end_drained()
+        if self._now > self._stalls.next_at:
+            self._name_stalled()
+        if self._outbox.waiting:
+            self._outbox.send()
+        self.guard.settle()
+
+    def _report(self) -> ReceiveResults:
+        results = self._ended.take()
+        for name, req_ids in (
+            ("finished_requests", results.finished),
+            ("failed_requests", results.failed),
+            ("aborted_requests", results.aborted),
+            ("stalled_requests", results.stalled),
+        ):
+            if req_ids:
+                self.stats.count(name, len(req_ids))
+                logger.debug("%s: %s", name, req_ids)
+        return results
+
+    def _take_failures(self, failures: Sequence[HandleFailure]) -> None:
+        for failure in failures:
+            self._log_handle_failure(failure)
+            self._requests[failure.req_id].step(Event.FAIL)
+        for peer in sorted({f.peer for f in failures if f.peer is not None and f.status == DISCONNECT}):
+            self._lose(peer)
+
+    def _take_done(self, done: Iterable[str]) -> None:
+        requests = self._requests
+        for req_id in done:
+            request = requests[req_id]
+            # What an interrupted sweep had found is in the next one's result; a post may lie between.
+            request.in_table = self._interrupted and req_id in self._table
+            self._settled.append(request)
+        self._interrupted = False
+
+    def _lose(self, peer: str) -> None:
+        self.guard.mark_dead(peer)
+        for request in self._requests.values():
+            if peer not in request.peers:
+                continue
+            waits = request.state is State.TRACKED
+            cut = request.writes is not None and request.writes.lost(peer)
+            if cut or waits:
+                self._fail(request, f"peer {peer} is dead")
+
+    def _end_drained(self) -> None:
+        settled, self._settled = self._settled, []
+        ended: list[ReceiveRequest] = []
+        notifying: list[ReceiveRequest] = []
+        for request in settled:
+            rule = TABLE[request.state]
+            end = rule.next.get(_DRAINED)  # None: it has ended already
+            if end in ENDS and request.drained:
+                request.state = end
+                del self._requests[request.req_id]
+                ended.append(request)
+                if request.notifs is not None and rule.notifies:
+                    notifying.append(request)
+        self._ended.add(ended)
+        self._stalls.discard(ended)
+        if notifying:
+            self._outbox.put(notifying)
+
+    def _name_stalled(self) -> None:
+        stalled = self._stalls.due(self._now)
+        self._ended.add_stalled(stalled)
+        for req_id in stalled:
+            self._log_request("is stalled", req_id, self._requests[req_id].peer, "its blocks stay held")
+
+    def _close(self, timeout_s: float) -> Closed[ReceiveResults]:
+        for request in self._requests.values():
+            if request.state is State.TRACKED:
+                request.step(Event.ABORT)
+                self._settle(request)
+        errors = self._sweep_until(timeout_s, self._advance, lambda: not self._requests)
+        left, handles = tuple(self._requests), self._table.handle_count
+        self._log_left(left, handles)
+        return Closed(self._report(), left, handles, tuple(errors))
+
+    def _gauges(self) -> dict[str, float]:
+        requests = list(self._requests.values())
+        return self._common_gauges(requests)

@@ -1,0 +1,1 @@
+"""The parts of a Receiver, an idea each. `kvfast.receive` puts them together."""
