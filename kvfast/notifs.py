@@ -21,14 +21,23 @@ do the least harm:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from .ratelimit import RateLimit
+
+if TYPE_CHECKING:
+    from .stats import Stats
+
+logger = logging.getLogger(__name__)
 
 _HEARTBEAT: Final = "HB:"
 _MAX_DIGITS: Final = 9
 _MAX_COUNT: Final = 10**_MAX_DIGITS - 1
-_EXCERPT: Final = 40  # characters of a peer's message that a reason may quote
+_EXCERPT: Final = 40  # characters or bytes of a peer's message that a reason may quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,7 @@ def parse(raw: object) -> Consumed | Heartbeat | BadNotif:
     try:
         text = str(raw, "utf-8")
     except UnicodeDecodeError as error:
-        return BadNotif(raw, f"not UTF-8 at byte {error.start}")
+        return BadNotif(raw, f"not UTF-8 at byte {error.start}: {_excerpt(raw)}")
     if text.startswith(_HEARTBEAT):
         return Heartbeat(tuple(filter(None, text[len(_HEARTBEAT) :].split(","))))
     return _parse_consumed(raw, text)
@@ -86,6 +95,43 @@ def _parse_consumed(raw: bytes, text: str) -> Consumed | BadNotif:
     if count == 0:
         return BadNotif(raw, "the count is zero")
     return Consumed(req_id, count)
+
+
+class NotifReader:
+    """Reads what an agent was notified of; what is malformed is counted, logged and ignored.
+
+    Parameters
+    ----------
+    stats : Stats
+        Counts the malformed ones, in ``bad_notifs``.
+    clock : callable
+        Gives the time in seconds, for the rate of log lines.
+    """
+
+    def __init__(self, stats: Stats, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stats: Final = stats
+        self._limit: Final = RateLimit(clock=clock)
+
+    def read(self, new_notifs: Mapping[str, Iterable[object]]) -> list[tuple[str, Consumed | Heartbeat]]:
+        """Return the notifications that are well formed, each with the name of the peer it is from.
+
+        Parameters
+        ----------
+        new_notifs : mapping of str to messages
+            By peer: what ``agent.get_new_notifs()`` returns.
+        """
+        parsed = [(peer, parse(raw)) for peer, messages in new_notifs.items() for raw in messages]
+        for peer, notif in parsed:
+            if isinstance(notif, BadNotif):
+                self._ignore(peer, notif)
+        return [(peer, notif) for peer, notif in parsed if not isinstance(notif, BadNotif)]
+
+    def _ignore(self, peer: str, notif: BadNotif) -> None:
+        self._stats.count("bad_notifs")
+        dropped = self._limit.allow(peer)
+        if dropped is not None:
+            # The peer's name as a repr too: the peer chose it, and it may hold a line break.
+            logger.warning("notification of %r ignored: %s (%d more before)", peer, notif.reason, dropped)
 
 
 def consumed(req_id: str, count: int) -> bytes:
@@ -142,5 +188,7 @@ def _encoded(req_id: str) -> bytes:
         raise ValueError(f"a request id must have a UTF-8 form: {req_id!r}") from None
 
 
-def _excerpt(text: str) -> str:
-    return repr(text) if len(text) <= _EXCERPT else f"{text[:_EXCERPT]!r}..."
+def _excerpt(value: str | bytes) -> str:
+    # Cut before and after: the repr of a huge message is huger, and one character can take ten.
+    shown = repr(value[:_EXCERPT])
+    return shown if len(value) <= _EXCERPT and len(shown) <= 2 * _EXCERPT else shown[: 2 * _EXCERPT] + "..."

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvfast import histogram
@@ -50,6 +50,7 @@ def test_negative_and_nan_count_as_zero() -> None:
     assert held.snapshot() == {"count": 3, "sum": 0.25, "buckets": {"1.0": 3, "+Inf": 3}}
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 100), max_size=50))
 def test_like_a_plain_count(values: list[float]) -> None:
     bounds = histogram.TRANSFER_SECONDS

@@ -59,6 +59,13 @@ def test_the_dashboard_shows_every_exported_name_and_no_other() -> None:
     assert names_in(json.dumps(DASHBOARD)) == exported_names()
 
 
+def test_every_counter_and_gauge_is_counted_somewhere() -> None:
+    sources = [path for path in (ROOT / "kvfast").rglob("*.py") if path.name != "metric_names.py"]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    named = {*metric_names.COUNTERS, *metric_names.GAUGES}
+    assert {name for name in named if f'"{name}"' not in text} == set()
+
+
 def test_the_buckets_are_documented() -> None:
     documented = dict(re.findall(r"^\| `(\w+_seconds)` \| ([\d.e, -]+) \|$", METRICS_MD, re.MULTILINE))
     assert {name: tuple(map(float, text.split(", "))) for name, text in documented.items()} == {

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvfast.ratelimit import RateLimit
@@ -93,6 +93,7 @@ EVENTS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(EVENTS, st.integers(1, 3), st.integers(1, 4))
 def test_the_log_is_bounded_and_every_drop_is_told(
     events: list[tuple[int, float]], burst: int, max_keys: int
