@@ -124,14 +124,16 @@ def _examine_agent(findings: Findings, timeout_s: float) -> None:
         findings.agent = _probe("agent", timeout_s)[0]
     except KvfastError as error:
         findings.agent = {"error": str(error)}
-        findings.advice.append(Advice(str(error), _cure(error)))
+        findings.advice.append(Advice(str(error), _cure(findings, error)))
         return
     _judge_agent(findings)
 
 
-def _cure(error: KvfastError) -> str:
+def _cure(findings: Findings, error: KvfastError) -> str:
+    if findings.versions["nixl"] is None:
+        return 'pip install "kvfast[nixl]"'
     if isinstance(error, BackendUnavailableError):
-        return "do what the message says; the versions above tell what is installed"
+        return "see the message, and what UCX has, above"
     if isinstance(error, DemoError):
         return "run it again with UCX_LOG_LEVEL=info and NIXL_LOG_LEVEL=INFO, and see where it stops"
     return "see the message"
@@ -147,7 +149,7 @@ def _judge_agent(findings: Findings) -> None:
         findings.advice.append(Advice(what, "install both in the same version", problem=False))
     if not agent["bytes_arrived"]:
         what = f"a READ between two agents ended as {agent['state']}, and its bytes did not arrive"
-        findings.advice.append(Advice(what, "check UCX_TLS and UCX_NET_DEVICES, below"))
+        findings.advice.append(Advice(what, "check UCX_TLS and UCX_NET_DEVICES, above"))
     if agent["backend"] == "cython" and agent["ops"] != "nixl":
         what = f"states are read through Python, not natively: {agent['ops_reason']}"
         do = "it works, but slower; use a wheel of NIXL 0.10 or later, or report this with --json"
@@ -244,15 +246,13 @@ def judge_ucx(ucx: dict[str, Any]) -> list[Advice]:
 
 def _probe_ucx() -> Message:
     """Make an agent that UCX can't serve: UCX names what it has when asked for what it has not."""
-    modules: list[str] = []
     try:
         open_agent("kvfast-doctor-ucx")
-    except BackendUnavailableError as error:
-        if sys.modules.get("nixl._api") is None:
-            raise
-        modules = _ucx_modules(Path(str(sys.modules["nixl._api"].__file__)).parent)
-        return {"modules": modules, "refused": str(error)}
-    return {"modules": modules, "refused": None}
+    except BackendUnavailableError:
+        if "nixl._api" not in sys.modules:
+            raise  # not UCX's refusal, which is what this is about
+    package = Path(str(sys.modules["nixl._api"].__file__)).parent
+    return {"modules": _ucx_modules(package)}
 
 
 def _ucx_modules(package: Path) -> list[str]:
@@ -306,12 +306,12 @@ def _sections(findings: Findings) -> dict[str, dict[str, Any]]:
     ucx["devices"] = " ".join(f"{device}({kind})" for device, kind in findings.ucx.get("devices", []))
     for key in ("transports", "modules"):
         ucx[key] = " ".join(findings.ucx.get(key, []))
-    return {
+    sections = {
         "versions": {name: version or "not installed" for name, version in findings.versions.items()},
         "compiled backend": findings.extension,
         "a real agent": findings.agent,
-        "UCX": ucx,
     }
+    return sections | ({"UCX": ucx} if findings.ucx else {})
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from .judge import DemoResult
 def show(result: DemoResult, console: Console) -> None:
     """Print the table of what was measured, then each check."""
     table = Table(title="kvfast demo", show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
     for name, value in _rows(result):
         table.add_row(name, value)
     console.print(table)
