@@ -65,10 +65,9 @@ class PythonOps:
     def status(self, handle: Handle) -> tuple[int, Exception | None]:
         """Ask for the state of one handle: a status code and the exception, if any."""
         try:
-            value = self._call(0, handle)
+            return self.judge(self._call(0, handle))
         except Exception as error:
-            return states.code_of_exception(error), error
-        return self.judge(value)
+            return states.code_of_exception(error), untraced(error)
 
     def judge(self, value: Any) -> tuple[int, Exception | None]:
         """Return the status code of what a check returned, and an error if that is no state."""
@@ -95,7 +94,7 @@ class PythonOps:
             value = self._call(1, handle)
             return None if value is None else _sample(value)
         except Exception as error:
-            self.telemetry_error = error
+            self.telemetry_error = untraced(error)
         except BaseException as interrupt:
             self._interrupt = interrupt
         return None
@@ -105,7 +104,7 @@ class PythonOps:
         try:
             self._call(2, handle)
         except Exception as error:
-            return error
+            return untraced(error)
         except BaseException as interrupt:
             # Whether NIXL has freed it can't be known. Trying again could free it twice, so this
             # counts as released; at worst one small object leaks.
@@ -130,6 +129,15 @@ class PythonOps:
         if self.target is None or not self.target.stock_methods:
             return self.calls
         return _bound(self.target.inner, BINDING_METHODS)
+
+
+def untraced(error: Exception) -> Exception:
+    """Return an exception without its traceback, to be kept as data.
+
+    The traceback holds the frames of the sweep, and they hold the exception: handles and the table
+    would live until the cyclic collector runs, which engines switch off.
+    """
+    return error.with_traceback(None)
 
 
 def mark_released(handle: Handle) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 NO_PEER: Final = 0
+_FIRST_CROWD: Final = 64
 
 
 class PeerTokens:
@@ -21,7 +22,9 @@ class PeerTokens:
         self._tokens: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._dead: set[int] = set()
+        self._free: list[int] = []
         self._next = NO_PEER + 1
+        self._crowd = _FIRST_CROWD
 
     def token(self, name: str | None) -> int:
         """Return the token for handles added under `name` from now on.
@@ -37,10 +40,16 @@ class PeerTokens:
             raise TypeError(f"peer must be a str or None, not {name!r}")
         token = self._tokens.get(name)
         if token is None:
-            token, self._next = self._next, self._next + 1
+            token = self._new()
             self._tokens[name] = token
             self._names[token] = name
         return token
+
+    def _new(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._next += 1
+        return self._next - 1
 
     def name(self, token: int) -> str | None:
         """Return the name behind a token; None for handles without a peer."""
@@ -63,9 +72,12 @@ class PeerTokens:
         return token in self._dead
 
     def forget(self, token: int) -> None:
-        """Drop a dead token; its last handle has left the table."""
+        """Drop a token that no handle in the table carries; it will be given out again."""
+        name = self._names.pop(token)
+        if self._tokens.get(name) == token:
+            del self._tokens[name]
         self._dead.discard(token)
-        self._names.pop(token, None)
+        self._free.append(token)
 
     @property
     def any_dead(self) -> bool:
@@ -73,5 +85,18 @@ class PeerTokens:
         return bool(self._dead)
 
     def dead_tokens(self) -> list[int]:
-        """Return the dead tokens that still have a name."""
+        """Return the dead tokens."""
         return list(self._dead)
+
+    def tokens(self) -> list[int]:
+        """Return all tokens, dead or not."""
+        return list(self._names)
+
+    @property
+    def crowded(self) -> bool:
+        """Tell whether it is time to look for tokens to forget: peers come and go for ever."""
+        return len(self._names) >= self._crowd
+
+    def set_crowded(self) -> None:
+        """Set the next such time to twice as many as are left: looking stays O(1) for each token."""
+        self._crowd = max(_FIRST_CROWD, 2 * len(self._names))

@@ -16,7 +16,7 @@ from .states import must_wait
 def admitted(ops: Ops, handles: Any) -> list[tuple[int, Handle]]:
     """Return id and handle of each; refuse what is no handle, and duplicates."""
     if not is_typed_array(handles) and (
-        isinstance(handles, (str, bytes)) or not isinstance(handles, Iterable)
+        isinstance(handles, (str, bytes, bytearray)) or not isinstance(handles, Iterable)
     ):
         raise TypeError(f"handles must be a sequence of handles or an array of ids, not {handles!r}")
     given = list(flatten([handles] if is_typed_array(handles) else handles))

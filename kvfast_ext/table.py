@@ -292,7 +292,8 @@ class BaseTable:
         self._fail_clashes(result)
         self._finish_idle(result)
         self._release_held(now, result)
-        self._forget_dead_peers()
+        if self._peers.any_dead:
+            self._forget_unused(self._peers.dead_tokens())
         self._failed -= result.done
         self._calm = not (self._held or self._peers.any_dead)
         return self._report(result)
@@ -355,9 +356,15 @@ class BaseTable:
                 result.done.add(item.req_id)
         result.retained = len(self._held)
 
-    def _forget_dead_peers(self) -> None:
+    def _token(self, peer: str | None) -> int:
+        if self._peers.crowded:
+            self._forget_unused(self._peers.tokens())
+            self._peers.set_crowded()
+        return self._peers.token(peer)
+
+    def _forget_unused(self, tokens: list[int]) -> None:
         held = {item.peer for item in self._held.items()}
-        for token in self._peers.dead_tokens():
+        for token in tokens:
             if token not in held and not self._store.outstanding_of(token):
                 self._peers.forget(token)
 
@@ -397,7 +404,7 @@ class BaseTable:
         if fresh:
             self._idle.discard(added.req_id)
             keys, handles = zip(*fresh)
-            self._store.append(added.req_id, list(keys), list(handles), self._peers.token(added.peer))
+            self._store.append(added.req_id, list(keys), list(handles), self._token(added.peer))
         elif self._idle:
             self._calm = False
 
@@ -426,14 +433,14 @@ class BaseTable:
         kept += [handle for added in self._inbox for handle in added.handles]
         if not kept:
             return
+        for handle in kept:  # first: the warning may be made an error
+            mark_released(handle)
         warnings.warn(
             f"a transfer table was dropped with {len(kept)} handles not released; their agent keeps them",
             ResourceWarning,
             stacklevel=2,
             source=self,
         )
-        for handle in kept:
-            mark_released(handle)
 
 
 def _transfers(swept: Swept) -> Transfers:

@@ -65,6 +65,7 @@ cdef extern from "sweep.hpp" namespace "kvfast" nogil:
         cbool check(const HandleTable&, const OpsV1&, cbool full) noexcept
         void finish(const HandleTable&, const OpsV1&) noexcept
         void highest_slot_first() noexcept
+        void forget() noexcept
 
     int32_t checked_status(const OpsV1&, uint64_t handle) noexcept
     void release_safe(const OpsV1&, const uint64_t* ids, int64_t count, char* out) noexcept

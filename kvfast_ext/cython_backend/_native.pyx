@@ -206,6 +206,8 @@ cdef str open_native(CompiledOps ops, target):
         return f"pybind11's conduit failed: {error!r}"
     if pointer is None:
         return f"the binding was built for another C++ ABI than {platform_abi_id().decode()!r}"
+    if not PyCapsule_IsValid(pointer, b"9nixlAgent"):
+        return f"pybind11's conduit gave {pointer!r}, which is no nixlAgent"
     ops.nixl.agent = PyCapsule_GetPointer(pointer, b"9nixlAgent")
     problem = resolve_calls(target.module_file.encode(), ops.nixl).decode()
     if not problem:

@@ -10,10 +10,9 @@ from ._native cimport CompiledOps
 import numpy as np
 
 from .. import states
-from ..agent_ops import mark_released
+from ..agent_ops import mark_released, untraced
 from ..contract import Ended, Swept
 
-cdef object EMPTY = np.empty(0, np.int64)
 cdef object PROC = "PROC"
 
 
@@ -120,7 +119,7 @@ cdef class CompiledStore:
 
         Returns None if nothing has ended.
         """
-        cdef bint checked
+        cdef bint checked, trusted = self.ops.telemetry_trusted
         if self.with_gil != (not self.ops.compiled()):
             self.bind_calls()
         if self.with_gil:
@@ -128,15 +127,12 @@ cdef class CompiledStore:
             self.raise_interrupt()
             if checked:
                 self.swept.finish(self.table, self.calls)
-        elif self.ops.telemetry_trusted:
-            with nogil:
-                checked = self.swept.check(self.table, self.calls, full)
-                if checked:
-                    self.swept.finish(self.table, self.calls)
         else:
             with nogil:
                 checked = self.swept.check(self.table, self.calls, full)
-            if checked:
+                if checked and trusted:
+                    self.swept.finish(self.table, self.calls)
+            if checked and not trusted:
                 self.trust_and_finish()
         if not checked:
             raise MemoryError("no memory for the handles that have ended; nothing was changed")
@@ -183,6 +179,7 @@ cdef class CompiledStore:
         finally:
             PyBuffer_Release(&rows)
             self.errors.clear()
+            self.swept.forget()
         return Swept(drained, ended, samples, done - row)
 
     cdef object new_samples(self, int64_t count):
@@ -209,9 +206,8 @@ cdef class CompiledStore:
         return 0
 
     cdef object describe(self, EndedSlot* end, int32_t owner):
-        error = self.errors.get(end.slot) if self.with_gil else None
-        if error is None and not self.with_gil:
-            error = self.ops.error_of(end.released if end.code == 0 else end.code)
+        cdef int32_t code = end.released if end.code == 0 else end.code
+        error = self.errors.get(end.slot) if self.with_gil else self.ops.error_of(code)
         key = self.table.ids()[end.slot]
         handle = self.handle_at(end.slot)
         return Ended(self.names[owner], handle, key, self.table.peer(end.slot), end.code, error)
@@ -277,7 +273,7 @@ cdef int32_t ask(CompiledStore store, handle) except? -1:
                 return kInProgress
             code, error = store.ops.python.judge(value)
     except Exception as raised:
-        code, error = states.code_of_exception(raised), raised
+        code, error = states.code_of_exception(raised), untraced(raised)
     if error is not None:
         store.errors[store.swept.cursor] = error
     return code

@@ -128,6 +128,8 @@ class PythonStore:
         del self._requests[req_id].flights[flight.key]
         del self._owner[flight.key]
         self._of_peer[flight.peer] -= 1
+        if not self._of_peer[flight.peer]:
+            del self._of_peer[flight.peer]
         self.in_flight -= 1
 
     def _drop_if_drained(self, req_id: str) -> bool:

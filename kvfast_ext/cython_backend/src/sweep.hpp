@@ -52,7 +52,16 @@ class Sweep {
 
     // Whoever removes handles in this order never moves one that is still to be removed.
     void highest_slot_first() noexcept {
-        std::sort(ended.begin(), ended.end(), [](const EndedSlot& a, const EndedSlot& b) { return a.slot > b.slot; });
+        const auto higher = [](const EndedSlot& a, const EndedSlot& b) { return a.slot > b.slot; };
+        // A full scan has found them in the opposite order.
+        std::reverse(ended.begin(), ended.end());
+        if (!std::is_sorted(ended.begin(), ended.end(), higher)) std::sort(ended.begin(), ended.end(), higher);
+    }
+
+    // Empty the buffer, and give its memory back after an unusually large sweep.
+    void forget() noexcept {
+        ended.clear();
+        if (ended.capacity() > 4096) std::vector<EndedSlot>().swap(ended);
     }
 
   private:
