@@ -161,6 +161,10 @@ def check_admissible(target: NixlTarget, key: int, handle: Handle, kept: Handle)
             raise ValueError(f"handle {handle!r} is released already")
         if getattr(kept, "_agent", target.inner) is not target.inner:
             raise ValueError(f"handle {handle!r} belongs to another agent")
+    elif target.overriding and target.handle_type is not None:
+        raise TypeError(
+            f"{target.overriding} takes a handle object: raw id {handle!r} can't be asked about through it"
+        )
     check_pointer(key, handle)
 
 
