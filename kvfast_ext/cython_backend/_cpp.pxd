@@ -47,6 +47,8 @@ cdef extern from "handle_table.hpp" namespace "kvfast" nogil:
         int32_t close_request(int32_t index) noexcept
         void add(int32_t request, uint64_t handle, int32_t peer) except +
         int32_t remove(int32_t slot) noexcept
+        void begin_removing_many() noexcept
+        void end_removing_many() noexcept
         size_t handle_bytes() noexcept
 
 

@@ -167,6 +167,10 @@ cdef class CompiledStore:
         self.swept.highest_slot_first()
         samples = self.new_samples(count)
         PyObject_GetBuffer(samples, &rows, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+        # Nobody looks a handle up before this is over: table.py asks `find` only between sweeps.
+        cdef bint many = count * 2 > self.table.handle_count()
+        if many:
+            self.table.begin_removing_many()
         try:
             for i in range(count):
                 end = &self.swept.ended[i]
@@ -180,6 +184,8 @@ cdef class CompiledStore:
             PyBuffer_Release(&rows)
             self.errors.clear()
             self.swept.forget()
+            if many:
+                self.table.end_removing_many()
         return Swept(drained, ended, samples, done - row)
 
     cdef object new_samples(self, int64_t count):

@@ -72,10 +72,17 @@ class HandleTable {
         index_.insert(id, slot);
     }
 
+    // Between the two the index is not kept: for taking out many, making it anew is cheaper.
+    void begin_removing_many() noexcept { many_ = true; }
+    void end_removing_many() noexcept {
+        many_ = false;
+        index_.rebuild(ids_);
+    }
+
     // Remove a handle; the last one takes its slot. Returns the moved one's old slot, or kNone.
     std::int32_t remove(std::int32_t slot) noexcept {
         unlink(slot);
-        index_.erase(ids_[slot], slot, ids_);
+        if (!many_) index_.erase(ids_[slot], slot, ids_);
         --requests_[owners_[slot]].in_flight;
         --of_peer_[peers_[slot]];
         const std::int32_t last = handle_count() - 1;
@@ -120,7 +127,7 @@ class HandleTable {
     }
 
     void move(std::int32_t from, std::int32_t to) noexcept {
-        index_.move(ids_[from], from, to);
+        if (!many_) index_.move(ids_[from], from, to);
         ids_[to] = ids_[from];
         owners_[to] = owners_[from];
         older_[to] = older_[from];
@@ -136,6 +143,7 @@ class HandleTable {
     std::vector<Request> requests_;
     std::vector<std::int32_t> of_peer_;
     IdIndex index_;
+    bool many_ = false;
 };
 
 }  // namespace kvfast

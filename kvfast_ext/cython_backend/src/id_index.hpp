@@ -2,6 +2,7 @@
 // themselves stay in the table, so an entry costs 4 bytes and the index at most 11 bytes a handle.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -51,6 +52,13 @@ class IdIndex {
         }
         cells_[hole] = kNone;
         --used_;
+    }
+
+    // Forget all and take in the slots of `ids` again; allocates nothing.
+    void rebuild(const std::vector<std::uint64_t>& ids) noexcept {
+        std::fill(cells_.begin(), cells_.end(), kNone);
+        used_ = ids.size();
+        for (std::size_t slot = 0; slot < used_; ++slot) place(ids[slot], static_cast<std::int32_t>(slot));
     }
 
     std::size_t capacity_bytes() const noexcept { return cells_.capacity() * sizeof(std::int32_t); }
