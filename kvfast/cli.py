@@ -2,21 +2,59 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
-from typing import Any, Final
+import time
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from kvfast import __version__
 from kvfast_ext.errors import BackendUnavailableError, KvfastError
 
+if TYPE_CHECKING:
+    from kvfast.demo.judge import DemoResult
+    from kvfast.demo.settings import DemoSettings
+
 EXIT_FAILED: Final = 1
 EXIT_UNUSABLE: Final = 2  # as click does for bad options
 EXIT_INTERRUPTED: Final = 130
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+# Commands whose code is in a part of its own, which is loaded when one of them is asked for.
+_ELSEWHERE: Final = {"soak": "kvfast.testing.soak.command"}
+
+
+class _Commands(click.Group):
+    """The commands of this file, and those that are elsewhere: each the one of its module's name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_ELSEWHERE])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return _load(cmd_name) if cmd_name in _ELSEWHERE else super().get_command(ctx, cmd_name)
+
+
+def _load(name: str) -> click.Command:
+    try:
+        command: click.Command = getattr(importlib.import_module(_ELSEWHERE[name]), name)
+    except ModuleNotFoundError as error:
+        return _not_installed(name, str(error.name))
+    return command
+
+
+def _not_installed(name: str, module: str) -> click.Command:
+    def refuse() -> None:
+        click.echo(f"kvfast: {name} can't be run here: there is no module {module}", err=True)
+        sys.exit(EXIT_UNUSABLE)
+
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    text = f"Not installed: there is no module {module}."
+    return click.Command(name, callback=refuse, help=text, context_settings=anything)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="kvfast")
 def main() -> None:
     """Fast, safe polling of NIXL transfers for disaggregated LLM serving."""
@@ -31,7 +69,7 @@ def main() -> None:
     type=click.IntRange(1, 100_000),
     default=128,
     show_default=True,
-    help="Requests; each READs 1 to 16 blocks from every rank.",
+    help="Requests; each gets 1 to 16 blocks from every rank.",
 )
 @click.option(
     "--backend",
@@ -48,7 +86,10 @@ def main() -> None:
     help="Which handles a sweep asks about: one a request, or every one.",
 )
 @click.option(
-    "--kill/--no-kill", default=True, show_default=True, help="Stop one rank midway, and kill it in mid-READ."
+    "--push", is_flag=True, help="The ranks WRITE where decode says, and keep their blocks under leases."
+)
+@click.option(
+    "--kill/--no-kill", default=True, show_default=True, help="Stop one rank midway, and kill it in transfer."
 )
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="Decides block ids, sizes, and who is killed."
@@ -62,25 +103,43 @@ def main() -> None:
     metavar="SECONDS",
     help="Give up after this time.",
 )
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65_535),
+    metavar="PORT",
+    help="Serve decode's metrics as Prometheus text on this port of 127.0.0.1; 0 takes any free one.",
+)
+@click.option(
+    "--hold",
+    "hold_s",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Keep the metrics up for so long after the result, or until Ctrl-C.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else.")
-def demo(as_json: bool, **options: Any) -> None:
+def demo(as_json: bool, hold_s: float, **options: Any) -> None:
     """Move KV blocks between processes with real NIXL, kill one, and check every byte.
 
     Starts prefill ranks and one decode, each in a process of its own, with NIXL over UCX (TCP on the
-    loopback device; no GPU, no network). Decode READs each request's blocks from every rank and
-    frees its own blocks when kvfast says that the request has ended. Midway one rank is stopped with
-    READs in flight, then killed, while another one is held up.
+    loopback device; no GPU, no network). Decode has a kvfast.Receiver: it READs each request's blocks
+    from every rank, and frees its own blocks when the Receiver says that the request has ended. With
+    --push it tells the ranks where to write instead, and each rank has a kvfast.Sender. Midway one
+    rank is stopped with transfers in flight, then killed, while another one is held up.
 
     Checked: every byte of every finished request; that no failed request is reported while another
-    READ of it runs; that nothing is written to a block that was freed; and what each rank is told.
+    transfer of it runs; that nothing is written to, or from, a block that was freed; and what each
+    rank is told.
 
     Exit status: 0 if every check held, 1 if one did not or the demo broke off, 2 for bad options or
-    where NIXL is missing, 130 after Ctrl-C.
+    where NIXL or prometheus_client is missing, 130 after Ctrl-C.
     """
     from kvfast.demo.settings import DemoSettings
 
+    if hold_s and options["metrics_port"] is None:
+        raise click.UsageError("--hold keeps metrics up: it needs --metrics-port")
     try:
-        _demo(DemoSettings(**options), as_json)
+        _demo(DemoSettings(**options), as_json, hold_s)
     except BackendUnavailableError as error:
         _give_up(error, as_json, EXIT_UNUSABLE)
     except KvfastError as error:
@@ -92,36 +151,61 @@ def demo(as_json: bool, **options: Any) -> None:
         sys.exit(EXIT_INTERRUPTED)
 
 
-def _demo(settings: Any, as_json: bool) -> None:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from kvfast.demo.report import show
-    from kvfast.demo.run import run_demo
+def _demo(settings: DemoSettings, as_json: bool, hold_s: float) -> None:
+    from kvfast.demo.run import Watcher, run_demo
+    from kvfast.prometheus import PrometheusExporter
     from kvfast_ext import select_backend
 
     select_backend(settings.backend)  # say so now if it can't be had
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        console=Console(stderr=True),
-        disable=as_json,
-        transient=True,
-    )
+    if settings.metrics_port is not None:
+        PrometheusExporter()  # the same
+    bar = _progress_bar(shown=not as_json)
+    task = bar.add_task("starting", total=settings.requests)
+
+    class OnScreen(Watcher):
+        def progressed(self, finished: int, failed: int) -> None:
+            bar.update(task, completed=finished + failed, description=f"{failed} failed")
+
+        def serves_metrics(self, url: str) -> None:
+            click.echo(f"metrics: {url}", err=True)
+
+        def judged(self, result: DemoResult) -> None:
+            bar.stop()
+            _print_result(result, as_json)
+            _hold(hold_s)
+
     with bar:
-        task = bar.add_task("starting", total=settings.requests)
-        result = run_demo(
-            settings,
-            lambda finished, failed: bar.update(
-                task, completed=finished + failed, description=f"{failed} failed"
-            ),
-        )
+        result = run_demo(settings, OnScreen())
+    sys.exit(0 if result.ok else EXIT_FAILED)
+
+
+def _progress_bar(*, shown: bool) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    return Progress(*columns, console=Console(stderr=True), disable=not shown, transient=True)
+
+
+def _print_result(result: DemoResult, as_json: bool) -> None:
+    from rich.console import Console
+
+    from kvfast.demo.report import show
+
     if as_json:
         click.echo(json.dumps(result.as_dict(), indent=2))
     else:
         show(result, Console())
-    sys.exit(0 if result.ok else EXIT_FAILED)
+
+
+def _hold(seconds: float) -> None:
+    if not seconds:
+        return
+    click.echo(f"the metrics stay up for {seconds:g} s, or until Ctrl-C", err=True)
+    try:
+        time.sleep(seconds)
+    except KeyboardInterrupt:
+        click.echo("enough", err=True)
 
 
 @main.command()

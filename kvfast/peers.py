@@ -39,7 +39,8 @@ class PeerGuard:
     tables and call `settle` after each sweep. A Receiver or Sender that is given none makes its own,
     and calls `settle` in its polls.
 
-    May be called from any thread.
+    `remove`, `settle` and `outstanding_of` look into the users' tables: they belong to the thread that
+    owns these. The rest may be called from any thread.
 
     Parameters
     ----------
@@ -129,7 +130,7 @@ class PeerGuard:
             self.stats.count("dead_peers")
             dropped = self._limit.allow(peer)
             if dropped is not None:
-                logger.warning("peer %s is dead (%d more deaths before)", peer, dropped)
+                logger.warning("peer %r is dead (%d more deaths before)", peer, dropped)
 
     def mark_alive(self, peer: str) -> None:
         """Note that a peer was added again under its old name."""
@@ -148,9 +149,9 @@ class PeerGuard:
         try:
             self._agent.remove_remote_agent(peer)
         except Exception as error:
-            logger.warning("removal of peer %s refused, given up: %r", peer, error)
+            logger.warning("removal of peer %r refused, given up: %r", peer, error)
         else:
-            logger.info("peer %s removed", peer)
+            logger.info("peer %r removed", peer)
         finally:
             # Only now: posts must be declined until the agent has forgotten the peer.
             self._removing.pop(peer, None)

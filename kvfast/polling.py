@@ -113,7 +113,7 @@ class Poller:
         dropped = self._limit.allow(("handle", failure.peer))
         if dropped is not None:
             logger.warning(
-                "transfer failed: request %s, peer %s, handle %r, status %s%s: %r (%d more before)",
+                "transfer failed: request %r, peer %r, handle %r, status %s%s: %r (%d more before)",
                 failure.req_id,
                 failure.peer,
                 failure.handle,
@@ -126,7 +126,10 @@ class Poller:
     def _log_request(self, what: str, req_id: str, peer: str | None, reason: object) -> None:
         dropped = self._limit.allow((what, peer))
         if dropped is not None:
-            logger.warning("request %s %s, peer %s: %s (%d more before)", req_id, what, peer, reason, dropped)
+            # A peer may have chosen the id: no line of its own, and no endless one.
+            logger.warning(
+                "request %.200r %s, peer %r: %s (%d more before)", req_id, what, peer, reason, dropped
+            )
 
     def _unknown_failure(self, req_id: str, reason: object) -> None:
         self.stats.count("failures_of_unknown_requests")
@@ -173,7 +176,7 @@ class Poller:
     def _log_left(self, left: Sequence[str], handles: int) -> None:
         if left:
             logger.warning(
-                "closed with %d requests and %d handles left, first %s: their blocks must not be given back",
+                "closed with %d requests and %d handles left, first %r: their blocks must not be given back",
                 len(left),
                 handles,
                 left[0],

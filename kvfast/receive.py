@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 from kvfast_ext.contract import HandleFailure, Quarantine, check_seconds
 from kvfast_ext.errors import DuplicateRequestError, UnknownRequestError
@@ -32,17 +32,15 @@ from .polling import DISCONNECT, Poller
 from .posting import Prepare, Transfer, keep_handles, start_transfers
 from .receiving.ended import EndedRequests
 from .receiving.outbox import Outbox
-from .receiving.request import ReceiveRequest
+from .receiving.request import NEVER, ReceiveRequest
 from .receiving.stalls import StallWatch
-from .request_states import ENDS, FAILED_STATES, TABLE, Event, State
+from .request_states import ENDINGS, FAILED_STATES, Event, State
 from .results import Closed, ReceiveResults, nothing_received
 from .stats import Stats
 
 __all__ = ["ReceiveResults", "Receiver"]
 
 logger = logging.getLogger(__name__)
-
-_DRAINED: Final = Event.DRAINED  # a name of an enum is slow to find
 
 
 class Receiver(Poller):
@@ -322,7 +320,7 @@ class Receiver(Poller):
         """
         self._check_open()
         self._advance()
-        return self._report() if self._ended.any else nothing_received()
+        return self._report() if any(self._ended.lists) else nothing_received()
 
     def __len__(self) -> int:
         """Return how many requests are tracked."""
@@ -373,9 +371,9 @@ class Receiver(Poller):
 
     def _begin(self, request: ReceiveRequest) -> None:
         request.step(Event.BEGIN)
-        if request.since is None:
+        if request.since == NEVER:
             request.since = self._clock()
-            self._stalls.add(request.req_id, request.since)
+            self._stalls.add(request, len(self._requests))
 
     def _fail(self, request: ReceiveRequest, reason: object) -> None:
         if request.state not in FAILED_STATES:
@@ -457,27 +455,24 @@ class Receiver(Poller):
 
     def _end_drained(self) -> None:
         settled, self._settled = self._settled, []
-        ended: list[ReceiveRequest] = []
+        requests, ended = self._requests, self._ended.by_end
         notifying: list[ReceiveRequest] = []
         for request in settled:
-            rule = TABLE[request.state]
-            end = rule.next.get(_DRAINED)  # None: it has ended already
-            if end in ENDS and request.drained:
-                request.state = end
-                del self._requests[request.req_id]
-                ended.append(request)
-                if request.notifs is not None and rule.notifies:
+            ending = ENDINGS.get(request.state)  # None: it waits, or has ended already
+            if ending is not None and request.drained:
+                request.state, notifies = ending
+                del requests[request.req_id]
+                ended[request.state].append(request)
+                if notifies and request.notifs is not None:
                     notifying.append(request)
-        self._ended.add(ended)
-        self._stalls.discard(ended)
         if notifying:
             self._outbox.put(notifying)
 
     def _name_stalled(self) -> None:
         stalled = self._stalls.due(self._now)
-        self._ended.add_stalled(stalled)
-        for req_id in stalled:
-            self._log_request("is stalled", req_id, self._requests[req_id].peer, "its blocks stay held")
+        self._ended.stalled.extend(stalled)
+        for request in stalled:
+            self._log_request("is stalled", request.req_id, request.peer, "its blocks stay held")
 
     def _close(self, timeout_s: float) -> Closed[ReceiveResults]:
         for request in self._requests.values():

@@ -138,7 +138,7 @@ class PushRendezvous(Generic[RegistrationT, BlocksT]):
         dropped = self._limit.allow(what)
         if dropped is not None:
             logger.warning(
-                "rendezvous full, %s of request %s given up (%d more before)", what, evicted, dropped
+                "rendezvous full, %s of request %.200r given up (%d more before)", what, evicted, dropped
             )
 
 

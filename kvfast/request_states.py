@@ -160,6 +160,13 @@ FAILED_STATES: Final = frozenset({State.FAILING, State.ABORTED_FAILING})
 ENDS: Final = frozenset(state for state, rule in TABLE.items() if not rule.next)
 """States that a request does not leave: it is reported, and forgotten."""
 
+ENDINGS: Final[dict[State, tuple[State, bool]]] = {
+    state: (rule.next[Event.DRAINED], rule.notifies)
+    for state, rule in TABLE.items()
+    if rule.next.get(Event.DRAINED) in ENDS
+}
+"""The DRAINED column, for a poll that ends many: the states that it ends, as what, and who notifies."""
+
 
 def step(state: State, event: Event) -> State:
     """Return the state that follows.

@@ -15,3 +15,7 @@ class ProcessEndedError(DemoError):
 
 class DeadlineError(DemoError, TimeoutError):
     """A process of the demo did not answer in time."""
+
+
+class PortError(DemoError):
+    """The port for the metrics can't be listened on."""

@@ -178,11 +178,18 @@ class Conversation:
     def ask(self, message: Message) -> Message:
         """Send a message and return the answer."""
         self.send(message)
+        return self._read()
+
+    def poll(self) -> Message | None:
+        """Return a message if one has come. For a parent that sends no more before it is answered."""
+        return self._read() if select.select([sys.stdin], [], [], 0)[0] else None
+
+    def _read(self) -> Message:
         line = sys.stdin.readline()
         if not line:
             raise DemoError("the supervisor has gone")
-        answer: Message = json.loads(line)
-        return answer
+        message: Message = json.loads(line)
+        return message
 
 
 @contextlib.contextmanager

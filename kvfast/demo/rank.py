@@ -6,6 +6,7 @@ import base64
 import os
 import signal
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 import numpy as np
@@ -33,6 +34,10 @@ class Rank:
         More environment for the process, e.g. ``{"UCX_LOG_LEVEL": "info"}``.
     timeout_s : float
         How long to wait for an answer of the process.
+    module : str
+        What the process runs: ``kvfast.demo.prefill``, or another that begins as it does.
+    options : sequence of str
+        Further arguments for it.
     """
 
     def __init__(
@@ -44,6 +49,8 @@ class Rank:
         name: str | None = None,
         env: dict[str, str] | None = None,
         timeout_s: float = 60.0,
+        module: str = "kvfast.demo.prefill",
+        options: Sequence[str] = (),
     ) -> None:
         check_shape(blocks, block_bytes)
         self.rank = rank
@@ -53,6 +60,8 @@ class Rank:
         self.timeout_s = timeout_s
         self.metadata = b""
         self.address = 0
+        self._module = module
+        self._options = tuple(options)
         self._env = {**LOOPBACK_ENV, **(env or {})}
         self._child: Child | None = None
 
@@ -72,9 +81,9 @@ class Rank:
 
     def launch(self) -> None:
         """Start the process; `wait_ready` must follow. Apart, so that several start at once."""
-        numbers = [str(n) for n in (self.rank, self.blocks, self.block_bytes)]
+        args = [self.name, *map(str, (self.rank, self.blocks, self.block_bytes)), *self._options]
         with uninterrupted():
-            self._child = Child(self.name, "kvfast.demo.prefill", [self.name, *numbers], self._env)
+            self._child = Child(self.name, self._module, args, self._env)
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
         """Wait until the memory is registered; raise DemoError if that fails."""
@@ -96,15 +105,20 @@ class Rank:
         """Return the pattern of some blocks, as a READ should find it: shape (n_blocks, block_bytes)."""
         return pattern(self.rank, range(block, block + n_blocks), self.block_bytes)
 
+    def ask(self, question: Message) -> Message:
+        """Ask the process a question of its module's; return the answer."""
+        self._running.send(question)
+        return self._running.receive(self.timeout_s)
+
     def memory(self, block: int, n_blocks: int = 1) -> Bytes:
         """Ask the rank what it holds now in some blocks (after WRITEs to it)."""
-        answer = self._ask({"ask": "memory", "block": block, "n_blocks": n_blocks})
+        answer = self.ask({"ask": "memory", "block": block, "n_blocks": n_blocks})
         held = np.frombuffer(base64.b64decode(answer["memory"]), np.uint8)
         return held.reshape(n_blocks, self.block_bytes)
 
     def notifs(self) -> dict[str, list[bytes]]:
         """Ask the rank for every notification it has received so far, by sending agent."""
-        received = self._ask({"ask": "notifs"})["notifs"]
+        received = self.ask({"ask": "notifs"})["notifs"]
         return {name: [base64.b64decode(m) for m in messages] for name, messages in received.items()}
 
     def wait_notifs(self, count: int, timeout_s: float = 30.0) -> dict[str, list[bytes]]:
@@ -138,7 +152,3 @@ class Rank:
         if self._child is None:
             raise RuntimeError(f"rank {self.name} was not started")
         return self._child
-
-    def _ask(self, question: Message) -> Message:
-        self._running.send(question)
-        return self._running.receive(self.timeout_s)

@@ -8,6 +8,7 @@ from typing import Final
 
 MAX_RANKS: Final = 32
 MAX_REQUESTS: Final = 100_000
+MAX_PORT: Final = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +18,13 @@ class DemoSettings:
     Parameters
     ----------
     ranks : int
-        Prefill ranks, each a process; every request READs from every rank.
+        Prefill ranks, each a process; every request gets a share from every rank.
     requests : int
         Requests in all.
     backend, scan : str
         As `kvfast.select_backend` and ``TransferTable`` take them.
+    push : bool
+        The ranks WRITE; by default decode READs.
     kill : bool
         Stop and kill one rank midway.
     seed : int
@@ -33,6 +36,8 @@ class DemoSettings:
         are used again.
     rank_blocks : int
         Blocks that a rank holds.
+    metrics_port : int or None
+        Where decode serves Prometheus text on loopback; 0 is any free port, None is nowhere.
     block_bytes, max_request_blocks : int
         Size of a block, and of the largest request.
     step_s : float
@@ -43,6 +48,7 @@ class DemoSettings:
     requests: int = 128
     backend: str = "auto"
     scan: str = "watch"
+    push: bool = False
     kill: bool = True
     seed: int = 0
     timeout_s: float = 120.0
@@ -51,11 +57,14 @@ class DemoSettings:
     block_bytes: int = 16384
     max_request_blocks: int = 16
     step_s: float = 0.0002
+    metrics_port: int | None = None
 
     def __post_init__(self) -> None:
         _check_range("ranks", self.ranks, 1, MAX_RANKS)
         _check_range("requests", self.requests, 1, MAX_REQUESTS)
         _check_range("max_request_blocks", self.max_request_blocks, 1, self.pool_blocks)
+        if self.metrics_port is not None:
+            _check_range("metrics_port", self.metrics_port, 0, MAX_PORT)
         if self.timeout_s <= 0:
             raise ValueError(f"timeout_s must be positive, not {self.timeout_s!r}")
 
@@ -76,6 +85,11 @@ class DemoSettings:
     def held_back(self) -> int:
         """How many requests are not posted before the fault, so that it meets some for certain."""
         return max(1, self.requests // 4) if self.kill else 0
+
+    @property
+    def kept_for_spare(self) -> int:
+        """How many of them are not posted before the killed rank is replaced."""
+        return self.held_back // 2
 
 
 def _check_range(name: str, value: int, least: int, most: int) -> None:

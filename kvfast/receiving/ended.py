@@ -13,43 +13,32 @@ from ..request_states import State
 from ..results import ReceiveResults
 from .request import BY_ORDER, ReceiveRequest
 
-# Names of an enum are slow to find.
-_FINISHED: Final = State.ENDED_FINISHED
-_FAILED: Final = State.ENDED_FAILED
-_ABORTED: Final = State.ENDED_ABORTED
-
 
 class EndedRequests:
-    """Ended requests, until `take` reports them by their end."""
+    """Ended requests by their end, and stalled ones, until `take` reports them."""
 
     def __init__(self) -> None:
-        self.any = False
-        self._ended: list[ReceiveRequest] = []
-        self._stalled: list[str] = []
-
-    def add(self, ended: list[ReceiveRequest]) -> None:
-        """Take in requests whose state is an end."""
-        self._ended += ended
-        self.any = self.any or bool(ended)
-
-    def add_stalled(self, req_ids: list[str]) -> None:
-        """Take in requests that are outstanding for too long."""
-        self._stalled += req_ids
-        self.any = self.any or bool(req_ids)
+        self.by_end: Final[dict[State, list[ReceiveRequest]]] = {
+            State.ENDED_FINISHED: [],
+            State.ENDED_FAILED: [],
+            State.ENDED_ABORTED: [],
+        }
+        self.stalled: Final[list[ReceiveRequest]] = []
+        self.lists: Final = (*self.by_end.values(), self.stalled)
 
     def take(self) -> ReceiveResults:
         """Report what was taken in since the last call."""
-        self.any = False
-        ended, self._ended = self._ended, []
-        stalled, self._stalled = self._stalled, []
-        failed = [request for request in ended if request.state == _FAILED]
-        return ReceiveResults(
-            frozenset([request.req_id for request in ended if request.state == _FINISHED]),
-            frozenset([request.req_id for request in failed]),
-            frozenset([request.req_id for request in ended if request.state == _ABORTED]),
-            frozenset(stalled),
-            _invalid_blocks(failed),
+        finished, failed, aborted, stalled = map(_ids, self.lists)
+        results = ReceiveResults(
+            finished, failed, aborted, stalled, _invalid_blocks(self.by_end[State.ENDED_FAILED])
         )
+        for requests in self.lists:
+            requests.clear()
+        return results
+
+
+def _ids(requests: list[ReceiveRequest]) -> frozenset[str]:
+    return frozenset([request.req_id for request in requests])
 
 
 def _invalid_blocks(failed: list[ReceiveRequest]) -> list[list[int]]:

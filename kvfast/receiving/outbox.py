@@ -51,7 +51,7 @@ class Outbox:
         dropped = self._limit.allow(("notif", peer))
         if dropped is not None:
             logger.warning(
-                "notification for request %s to peer %s not sent: %r (%d more before)",
+                "notification for request %r to peer %r not sent: %r (%d more before)",
                 req_id,
                 peer,
                 error,

@@ -10,13 +10,15 @@ from .. import checks
 from ..request_states import TABLE, Event, State, step
 from .writes import ExpectedWrites
 
+NEVER: Final = float("inf")
+
 BY_ORDER: Final = attrgetter("order")
 """Sort key: in the order of tracking."""
 
 
 @dataclass(slots=True, eq=False)
 class ReceiveRequest:
-    """One tracked request. ``since`` is when it became outstanding, None before."""
+    """One tracked request. ``since`` is when it became outstanding."""
 
     req_id: str
     blocks: checks.Blocks
@@ -28,7 +30,7 @@ class ReceiveRequest:
     in_table: bool = False
     writes: ExpectedWrites | None = None
     notifs: list[tuple[str, bytes]] | None = None
-    since: float | None = None
+    since: float = NEVER
 
     def step(self, event: Event) -> State:
         """Go to the state that follows, and return it."""

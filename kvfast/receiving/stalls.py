@@ -2,49 +2,49 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import deque
 from typing import Final
 
-from .request import ReceiveRequest
+from ..request_states import ENDS
+from .request import NEVER, ReceiveRequest
 
-NEVER: Final = float("inf")
+_SLACK: Final = 64  # ended requests that are not worth clearing away
 
 
 class StallWatch:
-    """Requests by the time since which they have been outstanding.
+    """Requests in the order in which they became outstanding.
 
-    All wait equally long, so the order of adding is the order in which they are due, and a look at
-    the first tells that nobody is.
+    All wait equally long, so that is the order in which they are due, and a look at the first tells
+    that nobody is. An end leaves its request here, until it comes up or such ones are the majority.
     """
 
     def __init__(self, after_s: float | None) -> None:
-        self._after_s = after_s
-        # Not a dict: its first key is slow to find after many deletions at its front.
-        self._since: OrderedDict[str, float] = OrderedDict()
-        self.next_at: float = NEVER  # nobody is due before or at this time
+        self._after_s = NEVER if after_s is None else after_s
+        self._watched: deque[ReceiveRequest] = deque()
+        self.next_at = NEVER  # nobody is due before or at this time
 
-    def add(self, req_id: str, now: float) -> None:
-        """Watch a request from now on, unless it is watched already."""
-        if self._after_s is not None:
-            self._since.setdefault(req_id, now)
-            self.next_at = min(self.next_at, now + self._after_s)
+    def __len__(self) -> int:
+        """Return how many requests are kept, ended ones included."""
+        return len(self._watched)
 
-    def discard(self, requests: Iterable[ReceiveRequest]) -> None:
-        """Watch these no more."""
-        if self._since:
-            for request in requests:
-                self._since.pop(request.req_id, None)
+    def add(self, request: ReceiveRequest, tracked: int) -> None:
+        """Watch a request that has become outstanding; `tracked` is how many there are in all."""
+        if self._after_s == NEVER:
+            return
+        if len(self._watched) > 2 * tracked + _SLACK:
+            self._watched = deque(known for known in self._watched if known.state not in ENDS)
+        self._watched.append(request)
+        self._set_next()
 
-    def due(self, now: float) -> list[str]:
-        """Return the requests that have been outstanding for too long, each once."""
-        found: list[str] = []
-        while self._since and self._after_s is not None:
-            req_id, since = next(iter(self._since.items()))
-            self.next_at = since + self._after_s
-            if now <= self.next_at:
-                return found
-            del self._since[req_id]
-            found.append(req_id)
-        self.next_at = NEVER
+    def due(self, now: float) -> list[ReceiveRequest]:
+        """Take out the requests that have been outstanding for too long."""
+        found: list[ReceiveRequest] = []
+        while now > self.next_at:
+            request = self._watched.popleft()
+            if request.state not in ENDS:
+                found.append(request)
+            self._set_next()
         return found
+
+    def _set_next(self) -> None:
+        self.next_at = self._watched[0].since + self._after_s if self._watched else NEVER

@@ -314,7 +314,9 @@ def send_runner(options: dict[str, Any], **setup: Any) -> SendRunner:
     return SendRunner(Sender(agent, clock=clock, **arguments), agent, clock)
 
 
-def _prepared(options: dict[str, Any], setup: dict[str, Any]) -> tuple[ScriptedAgent, FakeClock, dict[str, Any]]:
+def _prepared(
+    options: dict[str, Any], setup: dict[str, Any]
+) -> tuple[ScriptedAgent, FakeClock, dict[str, Any]]:
     arguments = {**options, **setup}
     if "quarantine" in arguments:
         arguments["quarantine"] = Quarantine(**arguments["quarantine"])

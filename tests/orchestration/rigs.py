@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from kvfast.receive import Receiver
@@ -28,7 +29,7 @@ class Rig:
         self.clock.advance(seconds)
 
     def prepares(self, handles: Iterable[int], peer: str | None = None) -> list[Callable[[], Any]]:
-        return [lambda key=key: self.agent.prepare(key, peer=peer) for key in handles]
+        return [partial(self.agent.prepare, key, peer=peer) for key in handles]
 
     def finish(self, poll: Callable[[], object]) -> None:
         """Let everything end; raise if a handle was misused, or is never released."""

@@ -21,7 +21,8 @@ def done_at(rig: Any, moment: float, *handles: int, state: str = "DONE") -> None
         if rig.clock() >= moment:
             rig.states(state, *handles)
 
-    (rig.receiver if isinstance(rig, ReceiveRig) else rig.sender)._sleep = ending
+    subject: Any = rig.receiver if isinstance(rig, ReceiveRig) else rig.sender
+    subject._sleep = ending
 
 
 def test_an_idle_receiver_closes_at_once(rig: ReceiveRig) -> None:
@@ -70,7 +71,8 @@ def test_a_timeout_of_zero_sweeps_once(rig: ReceiveRig) -> None:
     rig.track("S", 2)
     rig.states("DONE", 1)
     closed = rig.receiver.close(0)
-    assert (closed.results.finished, closed.left) == ({"R"}, ("S",))
+    assert closed.results.finished == {"R"}
+    assert closed.left == ("S",)
     assert rig.slept == 0
 
 
@@ -104,7 +106,8 @@ def test_one_raise_skips_nothing_else(rig: ReceiveRig, caplog: pytest.LogCapture
     for req_id in "RS":
         rig.receiver.add_notif(req_id, "P0", req_id.encode())
     rig.states("DONE", 1, 2)
-    advance, raised = rig.receiver._advance, []
+    advance = rig.receiver._advance
+    raised: list[int] = []
 
     def once() -> None:
         if not raised:

@@ -106,15 +106,15 @@ def test_a_removal_can_be_cancelled(rig: ReceiveRig) -> None:
 def test_a_refused_removal_is_logged_and_given_up(rig: ReceiveRig, caplog: pytest.LogCaptureFixture) -> None:
     calls: list[str] = []
 
-    def refuse(peer: str) -> None:
-        calls.append(peer)
-        raise nixlNotFoundError(peer)
+    def refuse(agent: str) -> None:
+        calls.append(agent)
+        raise nixlNotFoundError(agent)
 
     rig.agent.remove_remote_agent = refuse  # type: ignore[method-assign]
     rig.receiver.remove_peer("P0")
     rig.poll()
     assert calls == ["P0"]
-    assert "removal of peer P0 refused" in caplog.text
+    assert "removal of peer 'P0' refused" in caplog.text
     assert not rig.receiver.guard.removing
 
 
@@ -163,7 +163,7 @@ def test_a_dead_peer_is_counted_once(rig: ReceiveRig, caplog: pytest.LogCaptureF
     rig.receiver.peer_lost("P0")
     assert rig.receiver.guard.dead == {"P0"}
     assert rig.count("dead_peers") == 1
-    assert caplog.text.count("peer P0 is dead") == 1
+    assert caplog.text.count("peer 'P0' is dead") == 1
 
 
 def test_a_removed_peer_is_not_dead_any_more(rig: ReceiveRig) -> None:

@@ -164,6 +164,30 @@ def test_an_ended_request_is_unknown(rig: ReceiveRig) -> None:
         rig.post("R", 2)
 
 
+def test_a_post_after_an_interrupted_poll_is_waited_for(rig: ReceiveRig) -> None:
+    rig.track("R", 1)
+    rig.states("DONE", 1)
+    rig.agent.refuse_telemetry(1, error=KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        rig.poll()
+    assert rig.post("R", 2)
+    # The sweep now reports what the interrupted one had found: that R had no handle left, then.
+    assert rig.poll() == NOTHING
+    rig.states("DONE", 2)
+    assert ends(rig.poll()) == ({"R"}, set(), set())
+
+
+def test_an_interrupted_poll_loses_no_end(rig: ReceiveRig) -> None:
+    rig.track("R", 1)
+    rig.track("S", 2)
+    rig.states("DONE", 1)
+    rig.states("ERR", 2)
+    rig.agent.refuse_telemetry(1, error=KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        rig.poll()
+    assert ends(rig.poll()) == ({"R"}, {"S"}, set())
+
+
 def test_a_failure_of_a_request_that_is_not_tracked_is_counted_and_logged(
     rig: ReceiveRig, caplog: pytest.LogCaptureFixture
 ) -> None:

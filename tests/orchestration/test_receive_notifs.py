@@ -87,7 +87,7 @@ def test_one_that_can_not_be_sent_is_counted_and_logged_and_stops_nothing(
     assert ends(rig.poll()) == ({"R"}, set(), set())
     assert rig.agent.sent == [("P1", b"R:1")]
     assert (rig.count("failed_notifs"), rig.count("sent_notifs")) == (1, 1)
-    assert "request R to peer P0" in caplog.text
+    assert "request 'R' to peer 'P0'" in caplog.text
     assert "no route" in caplog.text
     assert not rig.receiver.guard.is_dead("P0")
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kvfast.receiving.stalls import NEVER, StallWatch
+from kvfast.receiving.request import NEVER, ReceiveRequest
+from kvfast.receiving.stalls import StallWatch
 from tests.orchestration.rigs import ReceiveRig, ends
 
 MakeRig = Callable[..., ReceiveRig]
@@ -29,7 +30,7 @@ def test_a_stalled_request_is_named_once_and_ends_later(
     assert results.stalled == {"R"}
     assert results.invalid_block_ids == []
     assert ends(results) == (set(), set(), set())
-    assert "request R is stalled" in caplog.text
+    assert "request 'R' is stalled" in caplog.text
     stalling.clock.advance(100)
     assert stalling.poll().stalled == set()
     stalling.states("DONE", 1)
@@ -112,7 +113,12 @@ def test_a_poll_looks_at_nobody_while_nobody_is_due(
 ) -> None:
     calls: list[float] = []
     due = StallWatch.due
-    monkeypatch.setattr(StallWatch, "due", lambda self, now: calls.append(now) or due(self, now))
+
+    def counting(self: StallWatch, now: float) -> list[ReceiveRequest]:
+        calls.append(now)
+        return due(self, now)
+
+    monkeypatch.setattr(StallWatch, "due", counting)
     for number in range(1, 101):
         stalling.track(f"R{number}", number)
     for _ in range(50):
@@ -124,9 +130,23 @@ def test_a_poll_looks_at_nobody_while_nobody_is_due(
     assert stalling.receiver._stalls.next_at == NEVER
 
 
-def test_ended_requests_leave_the_watch(stalling: ReceiveRig) -> None:
-    for number in range(1, 101):
+def test_ended_requests_do_not_pile_up_in_the_watch(stalling: ReceiveRig) -> None:
+    for number in range(1, 1001):
         stalling.track(f"R{number}", number)
         stalling.states("DONE", number)
-    stalling.poll()
-    assert not stalling.receiver._stalls._since
+        stalling.poll()
+        assert len(stalling.receiver._stalls) < 100
+
+
+def test_a_watch_that_was_cleared_away_still_names_the_others(stalling: ReceiveRig) -> None:
+    for number in range(1, 401):
+        stalling.track(f"R{number}", number)
+        if number % 10:
+            stalling.states("DONE", number)
+            stalling.poll()
+        stalling.clock.advance(0.01)
+    assert len(stalling.receiver._stalls) < 400
+    stalling.clock.advance(8)
+    assert stalling.poll().stalled == {f"R{number}" for number in range(10, 201, 10)}
+    stalling.clock.advance(2)
+    assert stalling.poll().stalled == {f"R{number}" for number in range(210, 401, 10)}

@@ -98,7 +98,7 @@ def test_a_peer_can_not_make_it_grow(meeting: Meeting, caplog: pytest.LogCapture
     assert meeting.stats.snapshot()["evicted_registrations"] == 96
     lines = [record for record in caplog.records if "rendezvous full" in record.message]
     assert 1 <= len(lines) < 10
-    assert "request R0" in lines[0].message
+    assert "request 'R0'" in lines[0].message
     assert not meeting._registrations._ids.keys() - {f"R{number}" for number in range(96, 100)}
 
 

@@ -185,7 +185,7 @@ def test_a_notification_after_the_end_is_counted_and_logged(
     sending.sender.notified("R", 1)
     assert sending.poll() == NOTHING
     assert sending.count("notifs_after_end") == 1
-    assert "request R" in caplog.text
+    assert "request 'R'" in caplog.text
 
 
 def test_one_too_many_before_the_end_is_counted(sending: SendRig) -> None:
@@ -255,3 +255,12 @@ def test_a_heartbeat_after_the_end_extends_nothing(sending: SendRig) -> None:
     assert sending.poll() == expired("R")
     sending.sender.heartbeat(["R"], 100)
     assert sending.poll() == NOTHING
+
+
+def test_a_peer_can_not_write_lines_of_its_own_into_the_log(
+    sending: SendRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    sending.sender.notified("R\nCRITICAL root everything is lost" + 100_000 * "!", 1)
+    (record,) = caplog.records
+    assert "\n" not in record.getMessage()
+    assert len(record.getMessage()) < 500

@@ -1,0 +1,1 @@
+"""Benchmarks and performance gates; docs/performance.md explains them. Run: ``pytest bench``."""

@@ -1,0 +1,56 @@
+"""A busy Python thread beside the poller: what each of the two gets done.
+
+NIXL's binding gives up the GIL at every call. A poller that calls it once a handle then waits for the
+GIL once a handle, up to the interpreter's switch interval (5 ms) each time; one that makes all calls
+in one go waits once a sweep.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Rates(NamedTuple):
+    """What happened per second."""
+
+    sweeps: float
+    work: float
+
+
+class BusyThread(threading.Thread):
+    """Counts units of pure Python work until it is told to stop."""
+
+    def __init__(self) -> None:
+        super().__init__(name="busy", daemon=True)
+        self.units = 0
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.is_set():
+            sum(range(200))  # some microseconds
+            self.units += 1
+
+    def stop(self) -> None:
+        """Let it end, and wait for that."""
+        self._stopped.set()
+        self.join()
+
+
+def beside_a_busy_thread(sweep: Callable[[], object], seconds: float) -> Rates:
+    """Sweep for some seconds, and at least once, while the other thread is busy."""
+    busy = BusyThread()
+    busy.start()
+    try:
+        units, sweeps = busy.units, 0
+        start = time.perf_counter()
+        while sweeps == 0 or time.perf_counter() - start < seconds:
+            sweep()
+            sweeps += 1
+        spent = time.perf_counter() - start
+        units = busy.units - units
+    finally:
+        busy.stop()
+    return Rates(sweeps / spent, units / spent)

@@ -1,0 +1,70 @@
+"""Time several subjects in one run, so that their ratios mean something on a noisy machine.
+
+The subjects take turns in short bursts, and each keeps its shortest: what else the machine does
+makes a burst longer, never shorter, and hits all subjects alike. A ratio of two such minima holds
+still where absolute times do not. A race can be run again; its minima then go on from where they
+were, so more rounds find the ratio better and can't turn it by luck.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from itertools import repeat
+
+Burst = Callable[[], float]  # does the work once, returns seconds
+Clock = Callable[[], int]  # nanoseconds
+
+
+class Race:
+    """Subjects by name, and the shortest burst of each so far in ``best`` (seconds)."""
+
+    def __init__(self, subjects: Mapping[str, Burst]) -> None:
+        self.subjects = dict(subjects)
+        self.best = dict.fromkeys(subjects, float("inf"))
+        self.rounds = 0
+
+    def run(self, rounds: int) -> None:
+        """Give every subject `rounds` more bursts; who begins a round changes with each."""
+        names = list(self.subjects)
+        gc.collect()
+        gc.disable()  # a collection belongs to no subject
+        try:
+            for _ in range(rounds):
+                start = self.rounds % len(names)
+                for name in names[start:] + names[:start]:
+                    self.best[name] = min(self.best[name], self.subjects[name]())
+                self.rounds += 1
+        finally:
+            gc.enable()
+
+    def ratio(self, above: str, below: str) -> float:
+        """Return the shortest burst of one subject divided by that of another."""
+        return self.best[above] / self.best[below]
+
+
+def calls(function: Callable[[], object], times: int, clock: Clock = time.perf_counter_ns) -> Burst:
+    """Return a burst of `times` calls; it returns the seconds of one."""
+
+    def burst() -> float:
+        start = clock()
+        for _ in repeat(None, times):
+            function()
+        return (clock() - start) / (times * 1e9)
+
+    return burst
+
+
+def shortest(functions: list[Callable[[], object]], clock: Clock = time.perf_counter_ns) -> float:
+    """Call each once, one after the other, and return the seconds of the shortest.
+
+    For work that uses something up. The first call finds the caches full of what was prepared; the
+    others are as in a loop that polls all the time.
+    """
+    best = float("inf")
+    for function in functions:
+        start = clock()
+        function()
+        best = min(best, (clock() - start) / 1e9)
+    return best

@@ -1,0 +1,120 @@
+"""Simulated transfers: kvfast's own cost a handle, and that it does not grow with their number."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from bench import bare_loop
+from bench.gates import GateBook
+from bench.race import Race
+from bench.report import Report
+from bench.simulated import (
+    SimulatedTable,
+    bookkeeping_burst,
+    each,
+    finished_burst,
+    in_flight_burst,
+)
+
+FEW, MANY = 1_000, 100_000
+FINISHED_SIZES = (256, FEW, MANY)
+FLIGHT_SIZES = (4, 32, 256, FEW, 10_000, MANY)
+ROUNDS = 6
+LIMIT = f"bare C++ loop, {FEW:,} handles"
+BOOKKEEPING = f"dict pop and list append, {FEW:,} items"
+PROMISED_NS = {"in flight": 10, "finished": 150}
+
+
+@pytest.fixture(scope="module")
+def flights(cython: ModuleType) -> Iterator[dict[int, SimulatedTable]]:
+    tables = {size: SimulatedTable(cython, size) for size in FLIGHT_SIZES}
+    for table in tables.values():
+        table.fill()
+    yield tables
+    for table in tables.values():
+        table.drain()
+
+
+@pytest.fixture(scope="module")
+def in_flight(flights: dict[int, SimulatedTable], bare: ctypes.CDLL | None, report: Report) -> Iterator[Race]:
+    subjects = {_name(n): in_flight_burst(table, max(2, 50_000 // n)) for n, table in flights.items()}
+    if bare is not None:
+        subjects[LIMIT] = bare_loop.simulated(bare, flights[FEW].agent.states)
+    race = Race(subjects)
+    race.run(10 * ROUNDS)
+    yield race
+    _show(report, "in flight, simulated", race)
+
+
+@pytest.fixture(scope="module")
+def finished(cython: ModuleType, report: Report) -> Iterator[Race]:
+    race = Race(
+        {
+            **{_name(n): finished_burst(each(cython, n, 1 if n == MANY else 4)) for n in FINISHED_SIZES},
+            BOOKKEEPING: bookkeeping_burst(FEW),
+        }
+    )
+    race.run(ROUNDS)
+    yield race
+    _show(report, "finished, simulated", race)
+
+
+@pytest.mark.usefixtures("limit")
+def test_handle_in_flight(in_flight: Race, book: GateBook) -> None:
+    book.expect(
+        "simulated-in-flight",
+        lambda: in_flight.ratio(_name(FEW), LIMIT),
+        lambda: in_flight.run(10 * ROUNDS),
+        limit=lambda: 1.0,
+        note=lambda: _against_promise(in_flight, "in flight"),
+    )
+
+
+def test_finished_handle(finished: Race, book: GateBook) -> None:
+    book.expect(
+        "simulated-finished",
+        lambda: finished.ratio(_name(FEW), BOOKKEEPING),
+        lambda: finished.run(ROUNDS),
+        note=lambda: _against_promise(finished, "finished"),
+    )
+
+
+@pytest.mark.parametrize("what", ["in-flight", "finished"])
+def test_cost_does_not_grow(request: pytest.FixtureRequest, book: GateBook, what: str) -> None:
+    race: Race = request.getfixturevalue(what.replace("-", "_"))
+    book.expect(
+        f"scaling-{what}",
+        lambda: _ns(race, MANY) / _ns(race, FEW),
+        lambda: race.run(ROUNDS),
+        limit=lambda: 1.0,
+        note=lambda: f"{_ns(race, MANY):.1f} ns / {_ns(race, FEW):.1f} ns",
+    )
+
+
+@pytest.mark.benchmark(group="in flight, simulated", max_time=0.2, min_rounds=5, disable_gc=True)
+@pytest.mark.parametrize("size", [256, FEW, MANY])
+def test_sweep_time(benchmark: Any, flights: dict[int, SimulatedTable], size: int) -> None:
+    benchmark(flights[size].sweep)
+
+
+def _name(size: int) -> str:
+    return f"cython all, {size:,} handles"
+
+
+def _ns(race: Race, size: int) -> float:
+    return race.best[_name(size)] * 1e9 / size
+
+
+def _against_promise(race: Race, what: str) -> str:
+    return f"{_ns(race, FEW):.1f} ns, promised {PROMISED_NS[what]} ns"
+
+
+def _show(report: Report, group: str, race: Race) -> None:
+    sizes = {_name(n): n for n in (*FLIGHT_SIZES, *FINISHED_SIZES)}
+    for name, seconds in race.best.items():
+        report.time(group, name, seconds, sizes.get(name, FEW))

@@ -1,0 +1,127 @@
+"""Write docs/reference.md from the docstrings: ``python -m tests.docs.reference``."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any, Final
+
+import kvfast
+import kvfast.stats
+from kvfast import notifs, results
+from kvfast.rendezvous import PushMatch
+
+DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "reference.md"
+
+PARTS: Final[dict[str, list[Any]]] = {
+    "Making an agent": [kvfast.open_agent, kvfast.Agent],
+    "Receiving": [kvfast.Receiver, results.ReceiveResults, results.Closed],
+    "Sending": [kvfast.Sender, results.SendResults, kvfast.PushRendezvous, PushMatch],
+    "Peers": [kvfast.PeerGuard],
+    "Notifications": [
+        notifs.NotifReader,
+        notifs.parse,
+        notifs.consumed,
+        notifs.heartbeat,
+        notifs.Consumed,
+        notifs.Heartbeat,
+        notifs.BadNotif,
+    ],
+    "Numbers": [kvfast.stats.Stats, kvfast.stats.PrometheusExporter],
+    "Quarantine and backends": [kvfast.Quarantine, kvfast.select_backend],
+    "Errors": [
+        kvfast.KvfastError,
+        kvfast.BackendUnavailableError,
+        kvfast.UnknownRequestError,
+        kvfast.DuplicateRequestError,
+        kvfast.DuplicateHandleError,
+        kvfast.WrongThreadError,
+        kvfast.ConcurrentSweepError,
+        kvfast.ClosedError,
+    ],
+}
+
+_HEAD: Final = """\
+# Reference
+
+<!-- Made from the docstrings by `python -m tests.docs.reference`; a test compares. -->
+
+Names are imported from `kvfast` unless a module is shown.
+"""
+
+
+def rendered() -> str:
+    """Return the document's text."""
+    parts = [_HEAD]
+    for title, things in PARTS.items():
+        parts.append(f"\n## {title}\n")
+        parts += [_thing(thing) for thing in things]
+    return "".join(parts)
+
+
+def _thing(thing: Any) -> str:
+    where = "" if hasattr(kvfast, thing.__name__) else f"{thing.__module__}."
+    text = f"\n### {where}{thing.__name__}\n\n{_fenced(_signature(thing), _doc(thing))}"
+    if inspect.isclass(thing) and not issubclass(thing, Exception):
+        text += "".join(_member(name, member) for name, member in _members(thing).items())
+    return text
+
+
+def _members(cls: type) -> dict[str, Any]:
+    """Return what is defined by a class, and then by its bases within kvfast."""
+    found: dict[str, Any] = {}
+    for base in cls.__mro__:
+        if base.__module__.partition(".")[0] in ("kvfast", "kvfast_ext"):
+            found = {**found, **{name: member for name, member in vars(base).items() if name not in found}}
+    return found
+
+
+def _member(name: str, member: Any) -> str:
+    function = member.fget if isinstance(member, property) else member
+    if name.startswith("_") or not inspect.isfunction(function):
+        return ""
+    signature = name if isinstance(member, property) else _signature(function)
+    return f"\n#### {name}\n\n{_fenced(signature, _doc(function))}"
+
+
+def _signature(thing: Any) -> str:
+    if inspect.isclass(thing) and issubclass(thing, Exception):
+        return f"{thing.__name__}({', '.join(base.__name__ for base in thing.__bases__)})"
+    if thing is kvfast.Agent:
+        return "Agent"  # a protocol is never called
+    parameters = inspect.signature(thing)
+    shown = [
+        p.replace(annotation=inspect.Parameter.empty, default=_plain(p.default))
+        for p in parameters.parameters.values()
+        if p.name != "self"
+    ]
+    return f"{thing.__name__}{parameters.replace(parameters=shown, return_annotation=parameters.empty)}"
+
+
+class _Name:
+    """A default that is shown by its name: a function's repr has an address."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+def _plain(default: Any) -> Any:
+    module = getattr(default, "__module__", None)
+    return (
+        _Name(f"{module}.{default.__name__}") if callable(default) and inspect.isroutine(default) else default
+    )
+
+
+def _doc(thing: Any) -> str:
+    return inspect.getdoc(thing) or ""
+
+
+def _fenced(signature: str, doc: str) -> str:
+    return f"```text\n{signature}\n\n{doc}\n```\n"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(rendered())
