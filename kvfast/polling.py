@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, Final, Protocol
 
 from kvfast_ext import backend_name, select_backend, states
-from kvfast_ext.contract import HandleFailure, Quarantine, SweepResult, check_backend
+from kvfast_ext.contract import HandleFailure, Ops, Quarantine, SweepResult, check_backend
 from kvfast_ext.errors import ClosedError, WrongThreadError
 from kvfast_ext.table import NO_TRANSFERS
 
@@ -60,7 +60,7 @@ class Poller:
         self._clock: Final = checks.function("clock", clock)
         self._sleep: Final = checks.function("sleep", sleep)
         self._pop: Final = module.pop_done_transfers
-        self._ops: Final = module.bind(agent)
+        self._ops: Final[Ops] = module.bind(agent)
         self._table: Final = module.TransferTable(self._ops, scan=scan, quarantine=quarantine, clock=clock)
         self.stats: Final = stats if stats is not None else Stats(clock=clock)
         self.guard: Final = guard if guard is not None else PeerGuard(agent, stats=self.stats, clock=clock)
@@ -73,6 +73,11 @@ class Poller:
         self.guard.watch(self)
         self.stats.set_info(backend=backend_name(module), ops=self._ops.kind, scan=scan)
         self.stats.set_gauges(self._gauges)
+
+    @property
+    def ops(self) -> Ops:
+        """How states are read now: its ``kind``, and ``reason``, a sentence."""
+        return self._ops
 
     def outstanding_of(self, peer: str) -> int:
         """Return how many handles and expected writes of a peer are outstanding."""
@@ -173,7 +178,11 @@ class Poller:
                 return errors
             self._sleep(CLOSE_INTERVAL_S)
 
-    def _log_left(self, left: Sequence[str], handles: int) -> None:
+    def _leave(self, left: Sequence[str], handles: int) -> None:
+        """Let go of what is shared with others, as far as nothing is left."""
+        self.stats.unset_gauges(self._gauges)
+        if not (handles or self._retained):
+            self.guard.unwatch(self)
         if left:
             logger.warning(
                 "closed with %d requests and %d handles left, first %r: their blocks must not be given back",

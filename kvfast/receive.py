@@ -131,7 +131,9 @@ class Receiver(Poller):
             The agent that the data comes from, or several: what `peer_lost` and `remove_peer` go by.
             Without it, `remove_peer` can't know of the request's handles.
         read_before : float, optional
-            When the producer's lease runs out, by the Receiver's clock. A later post is declined.
+            When the producer's lease runs out, by the Receiver's clock. A later post is declined,
+            and a request whose own transfers are seen to end only later fails: they may have read
+            the next owner's data. `extend` moves it. Without it no lease is minded.
 
         Raises
         ------
@@ -262,6 +264,21 @@ class Receiver(Poller):
             if failed:
                 self._fail(request, f"producer {peer or 'unnamed'} could not write everything")
             self._settle(request)
+
+    def extend(self, req_id: str, read_before: float) -> None:
+        """Note that the producer has extended its lease, as it does for a heartbeat. Never shortens it.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `read_before` is not a finite moment of the Receiver's clock.
+        """
+        request = self._request(req_id)
+        deadline = checks.moment("read_before", read_before)
+        if deadline is None:
+            raise TypeError("read_before must be a moment of the clock, not None")
+        if request.read_before is not None:
+            request.read_before = max(request.read_before, deadline)
 
     def fail(self, req_id: str, reason: str) -> None:
         """Fail a request. It is reported when it is drained."""
@@ -440,8 +457,17 @@ class Receiver(Poller):
             request = requests[req_id]
             # What an interrupted sweep had found is in the next one's result; a post may lie between.
             request.in_table = self._interrupted and req_id in self._table
+            if request.read_before is not None and self._now > request.read_before:
+                self._read_too_late(request)
             self._settled.append(request)
         self._interrupted = False
+
+    def _read_too_late(self, request: ReceiveRequest) -> None:
+        # The producer can't know of a READ in flight. Once its lease is over it gives the blocks to
+        # somebody else, and a READ that it serves after that brings the next owner's data.
+        if request.state is State.OUTSTANDING:
+            self.stats.count("expired_leases")
+            self._fail(request, f"the producer's lease ran out at {request.read_before}, before all was read")
 
     def _lose(self, peer: str) -> None:
         self.guard.mark_dead(peer)
@@ -481,7 +507,7 @@ class Receiver(Poller):
                 self._settle(request)
         errors = self._sweep_until(timeout_s, self._advance, lambda: not self._requests)
         left, handles = tuple(self._requests), self._table.handle_count
-        self._log_left(left, handles)
+        self._leave(left, handles)
         return Closed(self._report(), left, handles, tuple(errors))
 
     def _gauges(self) -> dict[str, float]:

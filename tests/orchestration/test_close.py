@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from kvfast import Quarantine
+from kvfast import PeerGuard, Quarantine, Receiver
 from kvfast.results import Closed, ReceiveResults, SendResults
+from kvfast.stats import Stats
+from kvfast.testing import ScriptedAgent
 from tests.orchestration.rigs import ReceiveRig, SendRig, ends
 
 
@@ -151,6 +154,26 @@ def test_an_error_that_every_sweep_raises_ends_with_the_time(rig: ReceiveRig) ->
     assert closed.left == ("R",)
     assert len(closed.errors) == 1
     assert 1 <= rig.slept < 2
+
+
+def test_what_is_shared_is_left_alone_as_far_as_nothing_is_left(backend: ModuleType) -> None:
+    agent, stats = ScriptedAgent(), Stats()
+    guard = PeerGuard(agent)
+    done, stuck = (Receiver(agent, backend=backend, stats=stats, guard=guard) for _ in range(2))
+    for receiver, handle in ((done, 1), (stuck, 2)):
+        receiver.track("R", [[1]], peer="P0")
+        assert receiver.post("R", lambda handle=handle: agent.prepare(handle))  # type: ignore[misc]
+    assert stats.snapshot()["outstanding_handles"] == 2
+    agent.set_state(1, "DONE")
+    assert done.close(0).left == ()
+    assert stuck.close(0).left == ("R",)
+    assert stats.snapshot()["outstanding_handles"] == 0  # nobody can end it any more
+    assert guard.remove("P0") is False
+    assert guard.outstanding_of("P0") == 1
+    assert guard._users == [stuck]
+    agent.set_state(2, "DONE")
+    stuck._advance()
+    assert agent.removed == ["P0"]
 
 
 # ---- the Sender

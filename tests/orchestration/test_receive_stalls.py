@@ -102,6 +102,16 @@ def test_each_at_its_time(stalling: ReceiveRig) -> None:
     assert stalling.poll().stalled == {"C"}
 
 
+def test_one_is_named_and_the_next_is_not_yet_late(stalling: ReceiveRig) -> None:
+    stalling.track("A", 1)
+    stalling.clock.advance(1)
+    stalling.track("B", 2)
+    stalling.clock.advance(10)
+    assert stalling.poll().stalled == {"A"}
+    stalling.clock.advance(0.001)
+    assert stalling.poll().stalled == {"B"}
+
+
 def test_nobody_stalls_by_default(rig: ReceiveRig) -> None:
     rig.track("R", 1)
     rig.clock.advance(1e6)

@@ -110,8 +110,17 @@ def test_one_too_many_before_the_end_is_counted(pushed: ReceiveRig) -> None:
 def test_the_greatest_number_of_producers_counts(pushed: ReceiveRig) -> None:
     pushed.receiver.notified("R", 2)
     pushed.receiver.notified("R", 3)
+    assert pushed.poll() == NOTHING
     pushed.receiver.notified("R", 1)
     assert ends(pushed.poll()) == ({"R"}, set(), set())
+    pushed.track("S", peer="P0")
+    pushed.receiver.notified("S", 3)
+    pushed.receiver.notified("S", 1)
+    pushed.receiver.expect_writes("S")
+    assert pushed.poll() == NOTHING
+    pushed.receiver.notified("S", 1)
+    assert ends(pushed.poll()) == ({"S"}, set(), set())
+    assert pushed.count("notifs_after_end") == 0
 
 
 def test_a_dead_producers_writes_have_ended(pushed: ReceiveRig) -> None:
@@ -193,6 +202,7 @@ def test_a_rank_that_dies_after_its_end_changes_nothing(two_ranks: ReceiveRig) -
     assert two_ranks.poll() == NOTHING
     two_ranks.receiver.notified("R", 2, peer="P1")
     assert ends(two_ranks.poll()) == ({"R"}, set(), set())
+    assert two_ranks.count("notifs_after_end") == 0  # the dead one was not counted twice
 
 
 def test_an_unnamed_end_may_be_the_dead_ones(two_ranks: ReceiveRig) -> None:

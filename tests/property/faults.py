@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 from kvfast import PeerGuard, Receiver, Sender
-from kvfast.request_states import TABLE, Event, State
+from kvfast.request_states import ENDINGS, TABLE, Event, State
 from kvfast.results import ReceiveResults, SendResults
 from kvfast_ext import states
 from kvfast_ext.agent_ops import PythonOps
@@ -41,7 +41,10 @@ def rule(state: State, name: str, **changes: Any) -> Fault:
     """Return the fault of a wrong row in the table of states."""
 
     def fault(patch: Patch) -> None:
-        patch.setitem(TABLE, state, TABLE[state]._replace(**changes))
+        wrong = TABLE[state]._replace(**changes)
+        patch.setitem(TABLE, state, wrong)
+        if state in ENDINGS:  # made from the table when it was imported
+            patch.setitem(ENDINGS, state, (wrong.next[Event.DRAINED], wrong.notifies))
 
     fault.__name__ = name
     return fault

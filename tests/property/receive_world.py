@@ -168,7 +168,7 @@ class ReceiveWorld(World):
                 waits = not (life.begun or life.failed or life.aborted)
                 if waits or life.writes_outstanding:
                     life.failed = True
-                    self.bereft.add(life.req_id)
+                    self.bereft[life.req_id] += 1
                 life.peer_lost = life.peer_lost or life.told or bool(life.ended_producers)
 
     def unknown(self, call: Any, *args: Any) -> Outcome:
@@ -179,10 +179,12 @@ class ReceiveWorld(World):
     # ---- polling
 
     def poll(self) -> Outcome:
+        reading = [life for life in self.lives.values() if life.own_outstanding]
         results = self.receiver.poll()
         before = dict(self.lives)
         self.after()
         self.check_sweep()
+        self._expire(reading)
         self.take_reports()
         for name in ENDS:
             self._check_ends(name, getattr(results, name))
@@ -191,6 +193,14 @@ class ReceiveWorld(World):
         self._check_left()
         self._check_stalled(results.stalled)
         return "returned", results
+
+    def _expire(self, reading: list[ReceiveLife]) -> None:
+        """Fail what has read to its end only now that the producer's lease is over."""
+        for life in reading:
+            late = not life.own_outstanding and self.clock() > life.deadline
+            if late and not (life.failed or life.aborted):
+                life.failed = True
+                self.seen.add("read too late")
 
     def take_reports(self) -> None:
         """Fail the requests that `report_failure` named."""

@@ -171,7 +171,10 @@ class Run:
     def _excuse_troubled(self) -> None:
         for world in self.worlds:
             self.excused |= world.troubled()
-            self.excused |= world.bereft ^ self.worlds[0].bereft
+            first = self.worlds[0].bereft
+            self.excused |= {
+                req_id for req_id in world.bereft | first if world.bereft[req_id] != first[req_id]
+            }
 
     def _compare_scans(self, outcomes: list[Outcome]) -> None:
         ends = [self._ends(results) for _, results in outcomes]

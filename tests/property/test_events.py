@@ -32,6 +32,7 @@ RECEIVE_EVENTS: Final = POSTS | {
     "post declined: failed or aborted",
     "post declined: too late",
     "post declined: peer is being removed",
+    "read too late",
 }
 SEND_EVENTS: Final = POSTS | {
     "finished",

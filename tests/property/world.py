@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -60,7 +61,7 @@ class World:
         self.lives: dict[str, Life] = {}
         self.deaf_peers: set[str] = set()
         self._polled_at = -FULL_SCAN_S
-        self.bereft: set[str] = set()  # requests that a peer's death made fail
+        self.bereft: Counter[str] = Counter()  # requests that a peer's death made fail, and how often
         self.seen: set[str] = set()  # kinds of events, so that a test can tell that they happen
 
     def attempt(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Outcome:
