@@ -83,6 +83,10 @@ class PeerGuard:
         if not any(user is known for known in self._users):
             self._users.append(user)
 
+    def unwatch(self, user: PeerUser) -> None:
+        """Wait for this one no more. One that is not watched is fine."""
+        self._users = [known for known in self._users if known is not user]
+
     # ---- removal
 
     def remove(self, peer: str) -> bool:

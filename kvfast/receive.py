@@ -452,15 +452,15 @@ class Receiver(Poller):
             self._lose(peer)
 
     def _take_done(self, done: Iterable[str]) -> None:
-        requests = self._requests
+        requests, settle = self._requests, self._settled.append
+        # What an interrupted sweep had found is in the next one's result; a post may lie between.
+        interrupted, self._interrupted = self._interrupted, False
         for req_id in done:
             request = requests[req_id]
-            # What an interrupted sweep had found is in the next one's result; a post may lie between.
-            request.in_table = self._interrupted and req_id in self._table
+            request.in_table = interrupted and req_id in self._table
             if request.read_before is not None and self._now > request.read_before:
                 self._read_too_late(request)
-            self._settled.append(request)
-        self._interrupted = False
+            settle(request)
 
     def _read_too_late(self, request: ReceiveRequest) -> None:
         # The producer can't know of a READ in flight. Once its lease is over it gives the blocks to

@@ -351,7 +351,7 @@ class Sender(Poller):
     def _close(self, timeout_s: float) -> Closed[SendResults]:
         errors = self._sweep_until(timeout_s, self._advance, self._all_drained)
         left, handles = tuple(self._requests), self._table.handle_count
-        self._log_left(left, handles)
+        self._leave(left, handles)
         return Closed(self._report(), left, handles, tuple(errors))
 
     def _all_drained(self) -> bool:

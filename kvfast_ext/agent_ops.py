@@ -96,7 +96,7 @@ class PythonOps:
         except Exception as error:
             self.telemetry_error = untraced(error)
         except BaseException as interrupt:
-            self._interrupt = interrupt
+            self.keep_interrupt(interrupt)
         return None
 
     def release(self, handle: Handle) -> Exception | None:
@@ -107,11 +107,17 @@ class PythonOps:
             return untraced(error)
         except BaseException as interrupt:
             # Whether NIXL has freed it can't be known. Trying again could free it twice, so this
-            # counts as released; at worst one small object leaks.
-            self._interrupt = interrupt
+            # counts as released, for its finaliser too; at worst one small object leaks.
+            mark_released(handle)
+            self.keep_interrupt(interrupt)
+            return None
         if self._takes_ids:
             mark_released(handle)
         return None
+
+    def keep_interrupt(self, interrupt: BaseException) -> None:
+        """Keep an exception that is no error until what was seen so far is safe."""
+        self._interrupt = interrupt
 
     def take_interrupt(self) -> BaseException | None:
         """Return, once, an exception that is no error and came out of telemetry or release."""

@@ -85,11 +85,13 @@ class HeldHandles:
         retries = 0
         for item in [item for item in self._held.values() if now >= item.due]:
             retries += item.refusals > 0
+            # Forgotten first: an interrupt here may then leak a handle, but never free it twice.
+            del self._held[item.key]
             error = release(item.handle)
             if error is None:
-                del self._held[item.key]
                 left.append(item)
             else:
+                self._held[item.key] = item
                 self._refused(item, now, error)
         return left, retries
 

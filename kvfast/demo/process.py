@@ -28,6 +28,13 @@ LOOPBACK_ENV: Final = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}
 Message = dict[str, Any]
 
 _PR_SET_PDEATHSIG: Final = 1
+# Like ``python -m``, but with our own import path: the current directory may hold a source tree without
+# the compiled modules, and ``-P`` is not in Python 3.10.
+_RUN: Final = (
+    "import json, runpy, sys; ours = json.loads(sys.argv[1]); module = sys.argv[2]; "
+    "sys.path[:] = ours + [folder for folder in sys.path if folder and folder not in ours]; "
+    "sys.argv[:] = [module, *sys.argv[3:]]; runpy.run_module(module, run_name='__main__', alter_sys=True)"
+)
 _LOG_LINES: Final = 15
 _LOG_BYTES: Final = 1 << 20
 _DIED: Final = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
@@ -53,7 +60,7 @@ class Child:
         self._unread = b""
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - close() does it
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(os.getpid()), *args],
+            [sys.executable, "-c", _RUN, json.dumps(sys.path), module, str(os.getpid()), *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -292,18 +292,24 @@ cdef int32_t python_telemetry(void* context, uint64_t key, Telemetry* out) noexc
         if sample is None:
             return kNoTelemetry
         out.xfer_us, out.post_us, out.bytes, out.descriptors = sample
-    except Exception:  # numbers that no int64 holds: no sample, like any other bad telemetry
+    except BaseException as raised:
+        # Numbers that no int64 holds are no sample, like any other bad telemetry.
+        if not isinstance(raised, Exception):
+            store.ops.python.keep_interrupt(raised)
         return kNoTelemetry
     return kSuccess
 
 
 cdef int32_t python_release(void* context, uint64_t key) noexcept:
     store = <CompiledStore>context
+    handle = store.handle_at(store.swept.cursor)
     try:
-        error = store.ops.python.release(store.handle_at(store.swept.cursor))
+        error = store.ops.python.release(handle)
         if error is None:
             return kSuccess
         store.errors[store.swept.cursor] = error
-    except BaseException as interrupt:
-        store.interrupt = interrupt
-    return kException
+        return kException
+    except BaseException as interrupt:  # may be freed: never again (agent_ops.py)
+        mark_released(handle)
+        store.ops.python.keep_interrupt(interrupt)
+        return kSuccess

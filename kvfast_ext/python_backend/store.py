@@ -100,6 +100,8 @@ class PythonStore:
         samples: list[Sample] = []
         unsampled = 0
         for req_id, flight, code, error in seen:
+            # Taken out first: an interrupt here may then leak a handle, but never free it twice.
+            self._take_out(req_id, flight)
             if code == states.SUCCESS:
                 sample = self._ops.telemetry(flight.handle)
                 if sample is None:
@@ -107,8 +109,7 @@ class PythonStore:
                 else:
                     samples.append(sample)
                 error = self._ops.release(flight.handle)
-            self._take_out(req_id, flight)
-            if code != states.SUCCESS:
+            else:
                 self.hold(req_id)
             if error is not None or code != states.SUCCESS:
                 ended.append(Ended(req_id, flight.handle, flight.key, flight.peer, code, error))

@@ -45,7 +45,7 @@ def nixl_error(code: int) -> RuntimeError:
 
 
 def raising(code: int) -> Callable[[], Any]:
-    """Return what raises that each time anew: an exception that is kept keeps frames, and so all that they saw."""
+    """Return what raises that, each time a new one: who keeps an exception keeps all that its frames saw."""
 
     def fail() -> Any:
         raise nixl_error(code)
@@ -88,9 +88,10 @@ class Double:
     """An agent with the three methods of a ``nixl_agent``.
 
     ``answers[id]`` is what a check of that handle returns, or raises if it is an exception, or calls
-    if it is callable; "PROC" by default. ``refusals[id]`` is what a release raises, or a callable that does. ``samples[id]`` is
-    its telemetry, likewise. ``before[method, id]`` is called once, when that method is; ``after_release[id]``
-    once, when NIXL could have given the id out again already and the caller does not know yet.
+    if it is callable; "PROC" by default. ``samples[id]`` is its telemetry, likewise. ``refusals[id]`` is
+    what a release raises, or a callable that does. ``before[method, id]`` is called once, when that
+    method is; ``after_release[id]`` once, when NIXL could have given the id out again already and the
+    caller does not know yet.
     """
 
     def __init__(self) -> None:

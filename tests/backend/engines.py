@@ -7,11 +7,9 @@ engine says them (strings, exceptions, array items, return values of C functions
 from __future__ import annotations
 
 import ctypes
-import datetime
 from typing import Any, Final, Protocol
 
 from kvfast_ext import SimulatedAgent
-
 from tests.backend.doubles import DONE, PROC, Double, HandleObject, raising, telemetry
 
 SIZE: Final = 64
@@ -91,7 +89,7 @@ class SimulatedEngine:
 class Telemetry(ctypes.Structure):
     """``struct Telemetry`` of the ops capsule."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("start_us", ctypes.c_int64),
         ("post_us", ctypes.c_int64),
         ("xfer_us", ctypes.c_int64),
@@ -109,7 +107,7 @@ TELEMETRY_CALL: Final = ctypes.CFUNCTYPE(
 class Ops(ctypes.Structure):
     """``struct OpsV1`` of the ops capsule; the functions as plain addresses."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("version", ctypes.c_uint32),
         ("size", ctypes.c_uint32),
         ("context", ctypes.c_void_p),
@@ -124,9 +122,6 @@ def new_capsule(address: int, name: bytes | None = b"kvfast.ops.v1") -> Any:
     make = ctypes.pythonapi.PyCapsule_New
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     return make(address, name, None)
-
-
-CAPSULE_TYPE: Final = type(datetime.datetime_CAPI)  # type: ignore[attr-defined]
 
 
 class CapsuleEngine:

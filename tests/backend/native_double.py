@@ -11,7 +11,6 @@ import ctypes
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
@@ -33,7 +32,17 @@ def build(folder: Path, *flags: str) -> Path:
     """Compile the library; sanitizers that are preloaded here are not for the compiler."""
     library = folder / "libnixl_double.so"
     env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    command = [str(compiler()), "-std=c++17", "-O1", "-fPIC", "-shared", *flags, str(SOURCE), "-o", str(library)]
+    command = [
+        str(compiler()),
+        "-std=c++17",
+        "-O1",
+        "-fPIC",
+        "-shared",
+        *flags,
+        str(SOURCE),
+        "-o",
+        str(library),
+    ]
     subprocess.run(command, check=True, env=env)
     return library
 
@@ -41,7 +50,7 @@ def build(folder: Path, *flags: str) -> Path:
 class Request(ctypes.Structure):
     """``nixlXferReqH`` of the double; its address is the handle id."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("state", ctypes.c_int32),
         ("release_code", ctypes.c_int32),
         ("telemetry_code", ctypes.c_int32),
@@ -57,7 +66,7 @@ class Request(ctypes.Structure):
 class CppAgent(ctypes.Structure):
     """``nixlAgent`` of the double."""
 
-    _fields_ = [("magic", ctypes.c_int64), ("layout", ctypes.c_int64), ("calls", ctypes.c_int64)]  # noqa: RUF012
+    _fields_ = [("magic", ctypes.c_int64), ("layout", ctypes.c_int64), ("calls", ctypes.c_int64)]
 
 
 class pybind11_type(type):  # noqa: N801 - pybind11's own name
@@ -79,7 +88,9 @@ class nixlAgent(metaclass=pybind11_type):  # noqa: N801 - NIXL's own name
         self.conduit_calls.append((abi_id, kind))
         get_name = ctypes.pythonapi.PyCapsule_GetName
         get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
-        known = abi_id == ABI_ID and kind == b"raw_pointer_ephemeral" and get_name(type_info) == b"St9type_info"
+        known = (
+            abi_id == ABI_ID and kind == b"raw_pointer_ephemeral" and get_name(type_info) == b"St9type_info"
+        )
         return self.answers_conduit() if known else None
 
     def getXferStatus(self, handle: int) -> int:  # noqa: N802
@@ -89,7 +100,9 @@ class nixlAgent(metaclass=pybind11_type):  # noqa: N801 - NIXL's own name
         request = Request.from_address(handle)
         self._checked("telemetry", handle, request.telemetry_code)
         words = list(request.telemetry)
-        return SimpleNamespace(postDuration=words[1], xferDuration=words[2], totalBytes=words[3], descCount=words[4])
+        return SimpleNamespace(
+            postDuration=words[1], xferDuration=words[2], totalBytes=words[3], descCount=words[4]
+        )
 
     def releaseXferReq(self, handle: int) -> None:  # noqa: N802
         request = Request.from_address(handle)
@@ -145,22 +158,22 @@ class nixl_agent:  # noqa: N801 - NIXL's own name
         handle.release()
 
 
+def load(bindings: ModuleType, library: Path) -> None:
+    """Load the library as the file of the binding module; what was loaded before stays so."""
+    bindings.__file__ = str(library)
+    vars(bindings).setdefault("loaded", []).append(ctypes.CDLL(str(library)))
+
+
 def modules(library: Path) -> dict[str, ModuleType]:
     """Return what goes into ``sys.modules``, with the library loaded."""
     bindings, api = ModuleType(f"{PACKAGE}._bindings"), ModuleType(f"{PACKAGE}._api")
-    bindings.__file__ = str(library)
-    bindings.loaded = ctypes.CDLL(str(library))  # type: ignore[attr-defined]
+    load(bindings, library)
     for code, (_, name) in NIXL_STATUSES.items():
         setattr(bindings, name, ERRORS[code])
     bindings.nixlAgent = nixlAgent  # type: ignore[attr-defined]
     api.nixl_agent = nixl_agent  # type: ignore[attr-defined]
     api.nixl_xfer_handle = nixl_xfer_handle  # type: ignore[attr-defined]
     return {module.__name__: module for module in (bindings, api)}
-
-
-def install(library: Path) -> None:
-    """Put the double into this process, for scripts."""
-    sys.modules.update(modules(library))
 
 
 class Requests:

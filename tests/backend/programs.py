@@ -23,7 +23,9 @@ def ends(codes: tuple[int, ...]) -> st.SearchStrategy[Action]:
     return st.tuples(st.just("end"), st.integers(0, SIZE - 1), st.sampled_from(codes))
 
 
-def programs(actions: st.SearchStrategy[Action], most_sweeps: int = 8) -> st.SearchStrategy[list[list[Action]]]:
+def programs(
+    actions: st.SearchStrategy[Action], most_sweeps: int = 8
+) -> st.SearchStrategy[list[list[Action]]]:
     """Return programs: for each sweep, what happens before it."""
     return st.lists(st.lists(actions, max_size=8), min_size=1, max_size=most_sweeps)
 

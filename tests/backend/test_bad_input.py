@@ -62,7 +62,9 @@ def test_handles_of_a_wrong_type(fed: Rig, handle: Any, place: str) -> None:
     assert fed.table.outstanding_of("p") == 2
 
 
-@pytest.mark.parametrize("handle", [object(), 1 + 2j, 2**64, np.float32(1), np.bool_(True), decimal.Decimal(1)])
+@pytest.mark.parametrize(
+    "handle", [object(), 1 + 2j, 2**64, np.float32(1), np.bool_(True), decimal.Decimal(1)]
+)
 def test_what_only_a_double_of_ones_own_could_mean(backend: ModuleType, handle: Any) -> None:
     # kvfast's own agents, and capsules, know handles by ids of 64 bits only.
     table = backend.TransferTable(backend.bind(SimulatedAgent(4)))
@@ -103,7 +105,13 @@ def test_a_handle_that_is_there_already(fed: Rig, handle: int, as_object: bool) 
 
 @pytest.mark.parametrize(
     "handles",
-    [(6, 6), (6, 7, 6), (np.array([6, 6], np.uint64),), (6, np.array([7, 6], np.uint64)), (6, HandleObject(6))],
+    [
+        (6, 6),
+        (6, 7, 6),
+        (np.array([6, 6], np.uint64),),
+        (6, np.array([7, 6], np.uint64)),
+        (6, HandleObject(6)),
+    ],
     ids=repr,
 )
 def test_a_handle_that_is_named_twice(fed: Rig, handles: tuple[Any, ...]) -> None:
@@ -147,7 +155,12 @@ def test_ops_of_another_kind(backend: ModuleType) -> None:
 
 def test_a_table_of_another_kind(backend: ModuleType) -> None:
     other = select_backend("python" if backend.__name__.endswith("cython_backend") else "cython")
-    for wrong in (None, 5, other.TransferTable(other.bind(SimulatedAgent(1))), backend.bind(SimulatedAgent(1))):
+    for wrong in (
+        None,
+        5,
+        other.TransferTable(other.bind(SimulatedAgent(1))),
+        backend.bind(SimulatedAgent(1)),
+    ):
         with pytest.raises(TypeError, match="table must be a TransferTable of the"):
             backend.pop_done_transfers(wrong)
 
@@ -158,8 +171,19 @@ def test_scans(backend: ModuleType, scan: Any) -> None:
         backend.TransferTable(backend.bind(SimulatedAgent(1)), scan=scan)
 
 
-BAD_SECONDS = [(-1, ValueError), (math.nan, ValueError), (math.inf, ValueError), (-0.001, ValueError)]
-NO_SECONDS = [("1", TypeError), (None, TypeError), (True, TypeError), ([], TypeError), (1j, TypeError)]
+BAD_SECONDS: list[tuple[Any, type[Exception]]] = [
+    (-1, ValueError),
+    (math.nan, ValueError),
+    (math.inf, ValueError),
+    (-0.001, ValueError),
+]
+NO_SECONDS: list[tuple[Any, type[Exception]]] = [
+    ("1", TypeError),
+    (None, TypeError),
+    (True, TypeError),
+    ([], TypeError),
+    (1j, TypeError),
+]
 
 
 @pytest.mark.parametrize(("seconds", "error"), BAD_SECONDS + NO_SECONDS, ids=repr)
@@ -225,7 +249,9 @@ def test_a_method_that_is_no_method(backend: ModuleType) -> None:
         backend.bind(agent)
 
 
-def test_an_agent_whose_methods_all_raise(rig: Rig, double: DoubleEngine, logged: Callable[[str], Any]) -> None:
+def test_an_agent_whose_methods_all_raise(
+    rig: Rig, double: DoubleEngine, logged: Callable[[str], Any]
+) -> None:
     error = RuntimeError("the agent is dead")
     for handle in range(4):
         rig.add(f"r{handle % 2}", handle)

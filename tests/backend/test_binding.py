@@ -34,7 +34,9 @@ class Counting(Forwarding):
         return self._wrapped.check_xfer_state(handle)
 
 
-@pytest.mark.parametrize("wrap", [lambda agent: agent, Forwarding, Counting, lambda a: Forwarding(Counting(a))])
+@pytest.mark.parametrize(
+    "wrap", [lambda agent: agent, Forwarding, Counting, lambda a: Forwarding(Counting(a))]
+)
 def test_wrappers_are_called_not_passed_by(backend: ModuleType, wrap: Any) -> None:
     double = Double()
     agent = wrap(double)

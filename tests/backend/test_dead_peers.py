@@ -207,3 +207,26 @@ def test_many_deaths_leave_nothing_behind(any_rig: Rig, engine: Engine) -> None:
         engine.set(2 * life + 1, LOST)
         assert any_rig.sweep().done == {f"r{life}"}
         assert any_rig.table.outstanding_of("p") == 0
+
+
+def test_many_peers_come_and_go_and_none_is_taken_for_another(any_rig: Rig, engine: Engine) -> None:
+    # More names than a table keeps: what it forgets, and gives out again, must be nobody's.
+    for life in range(25):
+        base = 2 * (life % 2)
+        for n in range(10):
+            any_rig.add(f"a{n}", 4 * n + base, 4 * n + base + 1, peer=f"peer {life} {n}")
+        counts = [any_rig.table.outstanding_of(f"peer {life} {n}") for n in range(10)]
+        assert counts == [2] * 10
+        for n in range(10):
+            engine.set(4 * n + base, DISCONNECT if n % 2 else LOST)
+            engine.set(4 * n + base + 1, LOST if n % 4 < 2 else DONE)
+        result = any_rig.sweep()
+        assert result.done == {f"a{n}" for n in (1, 3, 5, 7, 9)}
+        lost = {handle for _, handle, _, is_lost in failures(result) if is_lost}
+        assert lost == {4 * n + base for n in (0, 2, 4, 6, 8)} | {4 * n + base + 1 for n in (0, 4, 8)}
+        assert any_rig.sweep(after=30).done == {f"a{n}" for n in (0, 2, 4, 6, 8)}
+        for n in range(10):
+            for handle in (4 * n + base, 4 * n + base + 1):
+                assert any_rig.released(handle) == [1]
+                any_rig.added.remove(handle)
+                engine.reuse(handle)

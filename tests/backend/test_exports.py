@@ -115,4 +115,6 @@ def test_a_module_that_only_claims_the_names_is_no_backend() -> None:
 
 def test_all_that_is_exported_is_there() -> None:
     assert [name for name in kvfast_ext.__all__ if not hasattr(kvfast_ext, name)] == []
-    assert kvfast_ext.__all__ == sorted(kvfast_ext.__all__, key=lambda name: (not name.isupper(), name.islower(), name))
+    assert kvfast_ext.__all__ == sorted(
+        kvfast_ext.__all__, key=lambda name: (not name.isupper(), name.islower(), name)
+    )

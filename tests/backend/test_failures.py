@@ -41,7 +41,13 @@ def test_failures_come_by_request_then_handle(any_rig: Rig, engine: Engine) -> N
     for handle in (7, 3, 9, 8, 2):
         engine.set(handle, -3)
     result = any_rig.sweep()
-    assert [(f.req_id, f.handle) for f in result.failures] == [("a", 2), ("a", 8), ("b", 3), ("b", 7), ("b", 9)]
+    assert [(f.req_id, f.handle) for f in result.failures] == [
+        ("a", 2),
+        ("a", 8),
+        ("b", 3),
+        ("b", 7),
+        ("b", 9),
+    ]
     assert (result.done, result.failed) == ({"a", "b"}, {"a", "b"})
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import sys
+import warnings
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from kvfast_ext import Quarantine
-from tests.backend.doubles import DONE, LOST, PROC, Double
+from kvfast_ext import ConcurrentSweepError, Quarantine
+from tests.backend.doubles import DONE, LOST, PROC, Double, HandleObject, raising
 from tests.backend.engines import DoubleEngine
 from tests.backend.rig import Rig, failures
 
@@ -104,6 +109,28 @@ def test_out_of_the_release_of_a_failed_handle(
     assert result.blind_releases == (3 if status == LOST else 0)
     assert double.agent.asked("release") == []
     rig.added.remove(2)
+
+
+def interrupting() -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_release_is_not_repeated_by_the_finaliser(
+    backend: ModuleType, double: DoubleEngine, scan: str
+) -> None:
+    # NIXL frees first and sets `_released` then: an interrupt may come in between.
+    table = backend.TransferTable(backend.bind(double.agent), scan=scan)
+    for handle, status in ((1, DONE), (2, -3)):
+        table.add(f"r{handle}", HandleObject(handle, double.agent))
+        double.set(handle, status)
+        double.agent.refusals[handle] = interrupting
+        with pytest.raises(KeyboardInterrupt):
+            backend.pop_done_transfers(table)
+    result = backend.pop_done_transfers(table)
+    assert result.done == {"r1", "r2"}
+    del result, table
+    gc.collect()
+    assert double.agent.finalised == []
 
 
 def test_two_interrupts_in_a_row_lose_nothing(rig: Rig, double: DoubleEngine) -> None:
@@ -222,3 +249,49 @@ def interrupted_at(backend: ModuleType, scan: str, call: int) -> bool:
     assert max(agent.released.values()) == 1, call
     assert (len(table), table.handle_count) == (0, 0)
     return came
+
+
+def test_a_signal_at_any_line_frees_nothing_twice(backend: ModuleType) -> None:
+    # A real Ctrl-C comes between any two lines of kvfast too. It may cost results, never a second release.
+    line = 1
+    while signalled_at(backend, line):
+        line += 1
+    assert line > 100  # a sweep has that many
+
+
+def signalled_at(backend: ModuleType, line: int) -> bool:
+    """Run a program that a signal handler interrupts at a line of kvfast; return whether it got that far."""
+    agent, now, left = Double(), [0.0], [line]
+    table = backend.TransferTable(
+        backend.bind(agent), scan="all", clock=lambda: now[0], quarantine=Quarantine(2, 1)
+    )
+    table.add("r", 0, 1, 2)
+    table.add("s", 3)
+    agent.answers.update({0: "DONE", 1: raising(-3), 2: raising(LOST), 3: "DONE"})
+    agent.refusals[3] = raising(-3)
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if "kvfast_ext" not in frame.f_code.co_filename:
+            return None
+        left[0] -= event == "line"
+        if left[0] == 0 and event == "line":
+            raise KeyboardInterrupt
+        return trace
+
+    for step in range(6):
+        now[0] += 1.0
+        if step == 2:
+            agent.refusals.clear()
+        with contextlib.suppress(KeyboardInterrupt, ConcurrentSweepError):
+            sys.settrace(trace)
+            try:
+                backend.pop_done_transfers(table)
+            finally:
+                sys.settrace(None)
+    assert agent.violations == [], line
+    assert max(agent.released.values(), default=0) <= 1, line
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        del table
+        gc.collect()
+    return left[0] <= 0

@@ -38,7 +38,6 @@ def only_reference_counts() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-
 @pytest.mark.parametrize("status", [DONE, -3, LOST])
 def test_a_handle_dropped_by_the_caller_lives_until_its_release(
     objects: Rig, engine: Engine, status: int

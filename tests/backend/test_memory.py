@@ -57,7 +57,9 @@ for start in range(0, len(ids), 4096):
     table.add("r", ids[start : start + 4096])
 print((t.resident_bytes() - before - ids.nbytes) / len(ids), table._store.nbytes / len(ids))
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     resident, told = map(float, done.stdout.split())
     assert told <= MOST_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from types import ModuleType
 
@@ -40,7 +41,7 @@ def test_retries_back_off_exponentially_to_a_cap(any_rig: Rig, engine: Engine, s
     assert 4 * STEP < gaps[0] <= 0.1  # soon, but not at each sweep
     rising = [gap for gap in gaps if gap < 0.99 * gaps[-1]]
     assert len(rising) >= 4
-    assert all(1.8 < later / earlier < 2.2 for earlier, later in zip(rising, rising[1:]))
+    assert all(1.8 < later / earlier < 2.2 for earlier, later in itertools.pairwise(rising))
     assert gaps == sorted(gaps)
     assert 1 <= gaps[-1] <= 4  # the cap: a freed backend is noticed within seconds
     assert gaps.count(gaps[-1]) >= 5

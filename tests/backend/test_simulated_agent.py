@@ -16,10 +16,14 @@ BACKENDS = [name for name in BACKEND_NAMES if name == "python" or cython_availab
 
 def test_arrays() -> None:
     agent = SimulatedAgent(3)
-    assert (agent.states.dtype, agent.states.tolist()) == (np.int32, [1, 1, 1])
-    assert (agent.release_codes.dtype, agent.release_codes.tolist()) == (np.int32, [0, 0, 0])
-    assert (agent.telemetry.dtype, agent.telemetry.shape) == (np.int64, (3, 4))
-    assert (agent.released.dtype, agent.released.tolist()) == (np.int32, [0, 0, 0])
+    assert [agent.states.tolist(), agent.release_codes.tolist(), agent.released.tolist()] == [
+        [1] * 3,
+        [0] * 3,
+        [0] * 3,
+    ]
+    assert {a.dtype for a in (agent.states, agent.release_codes, agent.released)} == {np.dtype(np.int32)}
+    assert agent.telemetry.dtype == np.dtype(np.int64)
+    assert agent.telemetry.shape == (3, 4)
 
 
 @pytest.mark.parametrize("name", ["states", "release_codes", "telemetry", "released"])
@@ -41,7 +45,9 @@ def test_arrays_that_compiled_code_points_into_do_not_move(backend: ModuleType) 
                 getattr(agent, name).resize((400, 4))
 
 
-@pytest.mark.parametrize(("n", "error"), [(-1, ValueError), ("1", TypeError), (1.0, TypeError), (True, TypeError)])
+@pytest.mark.parametrize(
+    ("n", "error"), [(-1, ValueError), ("1", TypeError), (1.0, TypeError), (True, TypeError)]
+)
 def test_bad_sizes(n: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="n must be"):
         SimulatedAgent(n)

@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 
 from kvfast_ext import Quarantine
-from tests.backend.doubles import DONE, FAILED_CODES, LOST, NIXL_STATUSES, PROC, HandleObject
+from tests.backend.doubles import DONE, FAILED_CODES, LOST, NIXL_STATUSES, HandleObject
 from tests.backend.engines import DoubleEngine, Engine
 from tests.backend.rig import Rig, failures
 
 
 @pytest.fixture
-def table_rig(
-    backend: ModuleType, engine: Engine, scan: str, form: str, make_rig: Callable[..., Rig]
-) -> Rig:
+def table_rig(backend: ModuleType, engine: Engine, scan: str, form: str, make_rig: Callable[..., Rig]) -> Rig:
     """A table for every combination."""
     return make_rig(backend, engine, scan, form=form, quarantine=Quarantine(lost_s=30, failed_s=0))
 
@@ -159,8 +157,8 @@ def test_quarantine_counts_from_the_sweep_that_saw_it(table_rig: Rig, engine: En
 
 
 def test_the_default_quarantine_is_thirty_seconds_and_none(backend: ModuleType, double: DoubleEngine) -> None:
-    table = backend.TransferTable(backend.bind(double.agent), clock=lambda: now[0])
     now = [0.0]
+    table = backend.TransferTable(backend.bind(double.agent), clock=lambda: now[0])
     table.add("lost", 1)
     table.add("failed", 2)
     double.set(1, LOST)

@@ -67,8 +67,8 @@ def test_no_sample_at_all_is_not_warned_about_where_all_is_well(rig: Rig, logged
 def test_durations_may_be_timedeltas(rig: Rig, double: DoubleEngine) -> None:
     rig.add("r", 1)
     double.set(1, DONE)
-    microseconds = [datetime.timedelta(microseconds=n) for n in (1234567, 89)]
-    double.agent.samples[1] = telemetry(*microseconds, 4096, 2)
+    xfer, post = (datetime.timedelta(microseconds=n) for n in (1234567, 89))
+    double.agent.samples[1] = telemetry(xfer, post, 4096, 2)
     assert rows(rig.sweep()) == [(1234567, 89, 4096, 2)]
 
 
@@ -117,7 +117,7 @@ def test_results_do_not_share_memory(any_rig: Rig, engine: Engine) -> None:
         assert [len(result.transfers.xfer_us), result.transfers.xfer_us.dtype] == [0, np.int64]
     empty.done.add("mine")
     empty.failed.add("mine")
-    empty.failures.append(None)
+    empty.failures.extend(kept)  # type: ignore[arg-type]
     assert (other.done, other.failed, other.failures) == (set(), set(), [])
     assert (any_rig.sweep().done, any_rig.sweep().failures) == (set(), [])
 

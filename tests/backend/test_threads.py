@@ -1,4 +1,4 @@
-"""Feeding a table while it is swept: from another thread, from the agent's own methods; and two sweeps at once.
+"""Feeding a table while it is swept, from another thread or the agent's own methods; two sweeps at once.
 
 Threads meet by handshakes: a hook in the agent's check lets the other thread run and waits for it.
 """
@@ -261,9 +261,9 @@ def test_duplicates_within_what_waits_are_refused(rig: Rig, double: DoubleEngine
 
     def feed() -> None:
         rig.add("new", 2)
-        for action in (lambda: rig.table.add("other", 2), lambda: rig.table.open("new")):
+        for call, arguments in ((rig.table.add, ("other", 2)), (rig.table.open, ("new",))):
             try:
-                action()
+                call(*arguments)
             except (DuplicateHandleError, DuplicateRequestError) as error:
                 errors.append(error)
 

@@ -124,9 +124,7 @@ def test_an_interrupt_out_of_a_check_releases_nothing(
     assert sum(double.agent.released.values()) == 0
 
 
-def test_an_interrupt_out_of_a_release_carries_the_answer(
-    backend: ModuleType, double: DoubleEngine
-) -> None:
+def test_an_interrupt_out_of_a_release_carries_the_answer(backend: ModuleType, double: DoubleEngine) -> None:
     double.agent.answers.update(dict.fromkeys((1, 2, 3), "DONE"))
     double.agent.refusals[2] = interrupt = KeyboardInterrupt()
     ops = backend.bind(double.agent)

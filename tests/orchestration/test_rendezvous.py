@@ -58,6 +58,7 @@ def test_they_meet_whichever_is_first(meeting: Meeting, prefill: str, decode: st
         ("R0123abcd", "R"),  # no dash
         ("R-0123abcd-0123abcd", "R"),  # one suffix only
         ("R-0123abcd\n", "R"),
+        ("R-0123abcd\n", "R\n"),
         ("R-０１２３abcd", "R"),  # noqa: RUF001 - digits of another script
     ],
 )

@@ -113,6 +113,18 @@ def test_an_id_may_be_used_again(sending: SendRig) -> None:
     assert sending.poll() == finished("R")
 
 
+def test_an_id_that_is_used_again_expires_once(sending: SendRig) -> None:
+    sending.track("R", lease_s=30)
+    sending.sender.notified("R", 1)
+    assert sending.poll() == finished("R")
+    sending.track("R", lease_s=100)
+    sending.clock.advance(31)
+    assert sending.poll() == NOTHING
+    sending.clock.advance(69)
+    assert sending.poll() == expired("R")
+    assert sending.poll() == NOTHING
+
+
 def test_a_failure_of_a_request_that_is_not_tracked_is_counted_and_logged(
     sending: SendRig, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -146,6 +158,15 @@ def test_consumers_finish_a_request_whose_lease_is_over_but_not_told(sending: Se
 def test_consumers_do_not_finish_a_request_under_a_write(sending: SendRig) -> None:
     sending.track("R", 1)
     sending.sender.notified("R", 1)
+    assert sending.poll() == NOTHING
+    sending.states("DONE", 1)
+    assert sending.poll() == finished("R")
+
+
+def test_a_post_after_the_last_consumer_is_waited_for(sending: SendRig) -> None:
+    sending.track("R")
+    sending.sender.notified("R", 1)
+    assert sending.post("R", 1)
     assert sending.poll() == NOTHING
     sending.states("DONE", 1)
     assert sending.poll() == finished("R")
@@ -221,6 +242,13 @@ def test_a_heartbeat_extends_and_never_shortens(sending: SendRig) -> None:
     assert sending.poll() == NOTHING
     sending.clock.advance(1)
     assert sending.poll() == expired("long")
+
+
+def test_a_lease_that_a_heartbeat_left_alone_admits_posts(sending: SendRig) -> None:
+    sending.track("R", lease_s=300)
+    sending.sender.heartbeat(["R"], 20)
+    sending.clock.advance(299)
+    assert sending.post("R", 1) is True
 
 
 def test_many_heartbeats_keep_a_lease_alive(sending: SendRig) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvfast import UnknownRequestError
+from kvfast.posting import Posted
 from kvfast.results import SendResults
 from kvfast.sending.recent import RecentIds
 from tests.orchestration.rigs import SendRig, in_thread
@@ -72,6 +73,20 @@ def test_a_lease_that_ends_under_a_post_of_nothing_ends_afterwards(sending: Send
     sending.track("R", lease_s=30)
     assert sending.sender.post("R", []) is True
     sending.clock.advance(30)
+    assert sending.poll().expired == {"R"}
+
+
+def test_a_lease_that_ends_during_a_post_of_nothing_ends_afterwards(
+    sending: SendRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*arguments: Any) -> Posted:
+        sending.clock.advance(31)
+        assert sending.poll() == NOTHING
+        return Posted()
+
+    monkeypatch.setattr("kvfast.send.start_transfers", slow)
+    sending.track("R", lease_s=30)
+    assert sending.sender.post("R", []) is True
     assert sending.poll().expired == {"R"}
 
 

@@ -6,9 +6,9 @@ table of request states, or a backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any, Final
 
 import pytest
@@ -79,7 +79,10 @@ class NamesBlocksAtOnce(Receiver):
     def poll(self) -> ReceiveResults:
         results = super().poll()
         req_id, blocks = self._early
-        return replace(results, invalid_block_ids=blocks) if req_id in self else results
+        if req_id not in self or not any(blocks):
+            return results
+        both: Iterable[Any] = zip_longest(results.invalid_block_ids, blocks, fillvalue=[])
+        return replace(results, invalid_block_ids=[[*named, *early] for named, early in both])
 
     _early: tuple[str, Any] = ("", [])
 
@@ -92,16 +95,17 @@ class WaitsForNoWriter(Receiver):
 class NotifiesAtOnce(Receiver):
     def add_notif(self, req_id: str, agent_name: str, message: bytes) -> None:
         super().add_notif(req_id, agent_name, message)
-        self._early = [(agent_name, message)]
+        self._early = [(req_id, agent_name, message)]
 
     def poll(self) -> ReceiveResults:
         results = super().poll()
-        for peer, message in self._early:
-            self._agent.send_notif(peer, message)
+        for req_id, peer, message in self._early:
+            if req_id in self:
+                self._agent.send_notif(peer, message)
         self._early = []
         return results
 
-    _early: list[tuple[str, bytes]] = []  # noqa: RUF012 - replaced, never changed
+    _early: list[tuple[str, str, bytes]] = []  # noqa: RUF012 - replaced, never changed
 
 
 class ReportsAgain(Receiver):

@@ -80,6 +80,14 @@ class Heartbeat:
 
 
 @dataclass(frozen=True)
+class Extend:
+    """The producer of a request has extended its lease, as the consumer knows it."""
+
+    req: int
+    by_s: float
+
+
+@dataclass(frozen=True)
 class SetState:
     pick: int
     state: str
@@ -172,6 +180,7 @@ _COMMON: Final = {
 }
 _RECEIVE: Final = {
     **_COMMON,
+    "extend": (1, _all(Extend, _REQS, (2.03125, 40.03125))),
     "notif": (2, _all(Notif, _REQS, _PEERS)),
     "call": (2, _all(Call, ("fail", "abort", "report_failure", "complete"), _REQS)),
     "expect_writes": (2, _all(Call, ("expect_writes",), _REQS)),

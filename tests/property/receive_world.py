@@ -96,7 +96,7 @@ class ReceiveWorld(World):
         require(4, not declined or not set(keys) & set(self.facts.live), f"post {req_id} was to be declined")
         agree(outcome, ("returned", not declined and set(ways) == {"ok"}), f"post {req_id}")
         self._after_post(life, keys, failed=not outcome[1] and not life.aborted)
-        return outcome
+        return self.made(keys, outcome)
 
     def _declines(self, life: ReceiveLife) -> bool:
         if life.failed or life.aborted:
@@ -146,6 +146,14 @@ class ReceiveWorld(World):
             life.told = True
             self._begin(life)
         return self.attempt(getattr(self.receiver, method), *arguments)
+
+    def extend(self, req_id: str, by_s: float) -> Outcome:
+        deadline = self.clock() + by_s
+        life = self.lives.get(req_id)
+        if life is None:
+            return self.unknown(self.receiver.extend, req_id, deadline)
+        life.deadline = max(life.deadline, deadline)
+        return self.attempt(self.receiver.extend, req_id, deadline)
 
     def notified(self, req_id: str, count: int, failed: bool) -> Outcome:
         life = self.lives.get(req_id)
@@ -244,8 +252,8 @@ class ReceiveWorld(World):
             life = self.notif_owners.pop(message, None)
             require(4, life is not None, f"{message!r} was sent twice")
             assert life is not None
-            require(4, not life.failed, f"{message!r} was sent to {peer} after a failure")
             require(1, life in ended, f"{message!r} was sent before the end")
+            require(4, not life.failed, f"{message!r} was sent to {peer} after a failure")
             self.seen.add("notif sent")
         well = [life for life in ended if not life.failed]
         expected = [notif for life in well for notif in life.notifs if notif[0] not in self.deaf_peers]

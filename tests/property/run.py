@@ -4,7 +4,7 @@ A request is *excused* from the comparison of scans, for the rest of the program
 
 * a quarantine or a release retry runs for it in one of the worlds: its clock starts when the failure is
   noticed, which may be later in ``scan="watch"``;
-* a call for it had different answers: a post is declined once a failure is noticed;
+* a call for it did different things: a post is declined once a failure is noticed;
 * the death of its peer was noticed in one world and not in the other.
 
 Backends are compared without any excuse.
@@ -23,6 +23,7 @@ from tests.property.programs import (
     Advance,
     Call,
     Deaf,
+    Extend,
     Heartbeat,
     Kill,
     Notif,
@@ -93,6 +94,8 @@ class Run:
                 return "call", (method, f"R{req}"), f"R{req}"
             case Notified(req, failed):
                 return "notified", (f"R{req}", 1 + req % 2, failed), f"R{req}"
+            case Extend(req, by_s):
+                return "extend", (f"R{req}", by_s), f"R{req}"
             case Heartbeat(reqs, extend_s):
                 return "heartbeat", ([f"R{req}" for req in reqs], extend_s), None
             case _:

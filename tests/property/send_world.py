@@ -82,7 +82,7 @@ class SendWorld(World):
         agree(outcome, ("returned", not declined and set(ways) == {"ok"}), f"post {req_id}")
         life.failed = life.failed or outcome[1] is False
         life.begun = life.begun or bool(self.agent.unreleased & set(keys))
-        return outcome
+        return self.made(keys, outcome)
 
     def call(self, method: str, req_id: str) -> Outcome:
         life = self.lives.get(req_id)

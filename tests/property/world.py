@@ -162,6 +162,10 @@ class World:
 
         return prepare
 
+    def made(self, keys: list[int], outcome: Outcome) -> Outcome:
+        """Return the outcome of a post, with the handles that it got as far as making."""
+        return outcome[0], (outcome[1], [key for key in keys if key in self.facts.live])
+
     def transfer(self, keys: list[int], ways: tuple[str, ...]) -> Callable[[Any], str]:
         """Return what posts these handles."""
         err = {key for key, way in zip(keys, ways) if way == "returns_err"}

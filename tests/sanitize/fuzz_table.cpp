@@ -59,11 +59,13 @@ class Fuzz {
     }
 
     void step() {
-        switch (below(6)) {
+        // The table fills and empties in turns, so that probes get long and the index grows.
+        if (++steps_ % 400 == 0) growing_ = !growing_;
+        switch (below(10)) {
             case 0: open(); break;
-            case 1: case 2: case 3: add(); break;
-            case 4: end(); break;
-            default: sweep(below(2) == 0);
+            case 1: end(growing_ ? 60 : 3); break;
+            case 2: sweep(below(2) == 0); break;
+            default: if (growing_) add(); else if (below(4) == 0) sweep(false);
         }
         compare();
     }
@@ -94,10 +96,10 @@ class Fuzz {
         engine_.released.erase(id);
     }
 
-    void end() {
+    void end(int one_in) {
         for (const std::vector<Id>& ids : requests_)
             for (Id id : ids)
-                if (below(4) == 0) engine_.states[id] = below(3) == 0 ? -3 : 0;
+                if (below(one_in) == 0) engine_.states[id] = below(3) == 0 ? -3 : 0;
     }
 
     // As CompiledStore.collect does: highest slot first, then drop drained requests by swapping.
@@ -169,6 +171,8 @@ class Fuzz {
         if (!free_.empty()) CHECK(table_.find(free_[random_() % free_.size()]) == HandleTable::kNone);
     }
 
+    int steps_ = 0;
+    bool growing_ = true;
     std::mt19937 random_;
     std::vector<Id> free_;
     std::vector<std::vector<Id>> requests_;  // oldest first

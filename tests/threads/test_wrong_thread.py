@@ -22,6 +22,7 @@ RECEIVER_CALLS: Final[dict[str, Call]] = {
     "complete": lambda r: r.complete("R"),
     "expect_writes": lambda r: r.expect_writes("R"),
     "notified": lambda r: r.notified("R", 1),
+    "extend": lambda r: r.extend("R", 1e9),
     "fail": lambda r: r.fail("R", "why"),
     "abort": lambda r: r.abort("R"),
     "poll": lambda r: r.poll(),
