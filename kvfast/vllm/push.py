@@ -1,0 +1,181 @@
+"""vLLM's push worker (prefill WRITEs, and the decode that waits for them), with kvfast's polling."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_worker import NixlPushConnectorWorker
+
+from .agent import LockedAgentWorker
+from .borrow import StandIn
+from .options import Options
+from .transfers import TrackedTransfers
+from .watch import NotifWatch, QueueFilter
+from .worker import KvfastWorkerMixin
+
+
+class KvfastNixlPushConnectorWorker(KvfastWorkerMixin, NixlPushConnectorWorker, LockedAgentWorker):  # type: ignore[misc]
+    """The push worker."""
+
+    def _kvfast_start(self, options: Options) -> None:
+        super()._kvfast_start(options)
+        self._sending_transfers = TrackedTransfers(self._kvfast.ops)
+
+    # ---- polling
+
+    def get_transfer_results(self) -> Any:
+        """Poll once. The WRITEs are swept before vLLM takes the lock that its writer thread needs."""
+        state = self._kvfast
+        if isinstance(self._sending_transfers, TrackedTransfers):
+            state.swept_sends = state.sweep(self._sending_transfers, self.nixl_wrapper)
+        try:
+            return super().get_transfer_results()
+        finally:
+            state.swept_sends = None
+
+    def _pop_done_transfers(self, transfers: Any) -> tuple[set[str], set[str]]:
+        swept = self._kvfast.swept_sends
+        if swept is not None and transfers is self._sending_transfers:
+            self._kvfast.swept_sends = None
+            done, failed = self._kvfast_tell(swept)
+            # The writer may have added to one of them since: then it is not done.
+            return {req_id for req_id in done if req_id not in transfers}, failed
+        result: tuple[set[str], set[str]] = super()._pop_done_transfers(transfers)
+        return result
+
+    def _get_new_notifs(self) -> Any:
+        inbox = QueueFilter(self._pending_completion_notifs, self._kvfast)
+        stand_in = StandIn(self, _pending_completion_notifs=inbox)
+        return NixlPushConnectorWorker._get_new_notifs(stand_in)
+
+    # ---- leases
+
+    def _reap_expired_send_leases(self, done_sending: set[str]) -> None:
+        """Let leases run out, but not under a WRITE: NIXL may still be reading the blocks."""
+        if not isinstance(self._sending_transfers, TrackedTransfers):
+            # Whoever put a plain dict here, as vLLM's tests do, has vLLM's leases with it.
+            super()._reap_expired_send_leases(done_sending)
+            return
+        now = time.perf_counter()
+        overdue = [req_id for req_id, expires in self._reqs_to_send.items() if now >= expires]
+        if not overdue:
+            return
+        state = self._kvfast
+        with state.lock:
+            kept = {req_id: self._reqs_to_send[req_id] for req_id in overdue if self._kvfast_writing(req_id)}
+            for req_id in overdue:
+                if req_id not in kept:
+                    state.remember_end(req_id)
+        for req_id in kept:
+            del self._reqs_to_send[req_id]
+        try:
+            super()._reap_expired_send_leases(done_sending)
+        finally:
+            self._reqs_to_send.update(kept)
+        state.count("expired_leases", len(overdue) - len(kept))
+
+    def _kvfast_writing(self, req_id: str) -> bool:
+        swept = self._kvfast.swept_sends
+        return (
+            req_id in self._kvfast.posting
+            or req_id in self._sending_transfers
+            or (swept is not None and req_id in swept.done)
+        )
+
+    # ---- posting (writer thread)
+
+    def _xfer_blocks_for_req(self, req_id: str, meta: Any) -> None:
+        """Post a request's WRITEs, unless its lease has run out: its blocks may be another's by now."""
+        state = self._kvfast
+        with state.lock:
+            ended = req_id in state.ended_sends
+            if not ended:
+                state.posting[req_id] = []
+        if ended:
+            state.warn("late push", "request %s is not pushed: its lease has run out", req_id)
+            return
+        with self._kvfast_posting(req_id):
+            super()._xfer_blocks_for_req(req_id=req_id, meta=meta)
+
+    @contextmanager
+    def _kvfast_posting(self, req_id: str) -> Iterator[None]:
+        state = self._kvfast
+        try:
+            yield
+        except BaseException:
+            # vLLM publishes a request's handles together at the end, which it has not reached.
+            with self._sending_transfers_lock:
+                self._send_failures.add(req_id)
+                if state.posting[req_id]:
+                    self._sending_transfers[req_id].extend(state.posting[req_id])
+            raise
+        finally:
+            with state.lock:
+                del state.posting[req_id]
+
+    def _xfer_blocks(self, *args: Any, **kwargs: Any) -> Any:
+        handle = super()._xfer_blocks(*args, **kwargs)
+        if handle is not None:
+            self._kvfast_posted(handle, **kwargs)
+        return handle
+
+    def _kvfast_posted(
+        self,
+        handle: Any,
+        read_spec: Any = None,
+        request_id: str = "",
+        dst_engine_id: str = "",
+        **_others: Any,
+    ) -> None:
+        posted = self._kvfast.posting.get(request_id)
+        if posted is not None:
+            posted.append(handle)
+        agents = self._remote_agents.get(dst_engine_id) or {}
+        peer = agents.get((0, read_spec.remote_rank)) if read_spec is not None else None
+        if peer is not None and isinstance(self._sending_transfers, TrackedTransfers):
+            self._sending_transfers.note_peer(handle, peer)
+
+    def _do_start_push_kv(self, request_id: str, local_block_ids: Any, registration_data: Any) -> None:
+        """Start a push, or have it wait while its engine's state is to be removed."""
+        state = self._kvfast
+        if state.removing and registration_data.get("decode_engine_id") in state.removing:
+            state.parked_pushes.append((request_id, local_block_ids, registration_data))
+            return
+        super()._do_start_push_kv(request_id, local_block_ids, registration_data)
+
+    def _kvfast_settle(self) -> None:
+        super()._kvfast_settle()
+        state = self._kvfast
+        for _ in range(len(state.parked_pushes)):
+            parked = state.parked_pushes.popleft()
+            if parked[2].get("decode_engine_id") in state.removing:
+                state.parked_pushes.append(parked)
+            else:
+                self._deferred_push_inbox.put(parked)
+                self._push_writer_wake.set()
+
+    # ---- registrations (writer thread)
+
+    def _handle_push_reg_notif(self, notif: bytes) -> None:
+        """Take in a registration; one that can't be used must not cost the others of its batch."""
+        try:
+            super()._handle_push_reg_notif(notif)
+        except Exception as error:
+            self._kvfast.count("bad_notifs")
+            self._kvfast.warn("registration", "registration not taken: %r", error)
+
+    def _do_send_reg_notif(self, req_id: str, reg_data: dict[str, Any]) -> None:
+        """Tell a producer's agents where to write; fail the request if none of them can be told."""
+        failed: list[str] = []
+
+        def note(agent_name: str, error: Exception) -> None:
+            failed.append(agent_name)
+            self._kvfast_notif_failed(agent_name, error)
+
+        agent = NotifWatch(self.nixl_wrapper, note)
+        NixlPushConnectorWorker._do_send_reg_notif(StandIn(self, nixl_wrapper=agent), req_id, reg_data)
+        if failed and not agent.sent:
+            self._failed_recv_reqs.put(req_id)

@@ -1,0 +1,117 @@
+"""What kvfast knows beside vLLM's own attributes of a worker.
+
+It is made on first use: workers exist that never ran their constructor.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from kvfast.ratelimit import RateLimit
+from kvfast.stats import Stats
+from kvfast_ext.contract import SweepResult
+from kvfast_ext.table import NO_TRANSFERS
+
+from .metrics import CounterReader
+from .ops import AgentOps
+from .options import Options
+from .plain import PlainTransfers
+from .transfers import TrackedTransfers
+
+# Below vLLM's own logger: there its level and its format hold, elsewhere nothing below WARNING shows.
+logger: Final = logging.getLogger("vllm.kvfast")
+
+_REMEMBERED_ENDS: Final = 4096
+
+
+class KvfastState:
+    """One worker's options, ops, counters, and what waits for what.
+
+    Attributes
+    ----------
+    removing : dict
+        Engines whose state goes when their handles have ended, with vLLM's ``log_eviction``.
+    parked_reads, parked_pushes : deque
+        What was asked of such engines meanwhile.
+    dead_agents : set
+        Agents whose connection was seen to be gone.
+    posting : dict
+        Requests whose WRITEs the writer thread is posting, with the handles posted so far.
+    ended_sends : OrderedDict
+        Requests whose lease has run out, the latest ones: nothing is posted for them any more.
+    lock : Lock
+        Guards the two above, which two threads use; held for a few instructions.
+    swept_sends : SweepResult or None
+        What a sweep over the WRITEs found before vLLM's lock was taken.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        locked: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.options: Final = options
+        self.clock: Final = clock
+        self.ops: Final = AgentOps(options, locked, clock)
+        self.stats: Final = Stats(clock=clock)
+        self.counters: Final = CounterReader(self.stats, clock)
+        self.limit: Final = RateLimit(clock=clock)
+        self.lock: Final = threading.Lock()
+        self.removing: Final[dict[str, bool]] = {}
+        self.parked_reads: Final[deque[tuple[str, Any]]] = deque()
+        self.parked_pushes: Final[deque[tuple[Any, ...]]] = deque()
+        self.dead_agents: Final[set[str]] = set()
+        self.posting: Final[dict[str, list[Any]]] = {}
+        self.ended_sends: Final[OrderedDict[str, None]] = OrderedDict()
+        self.swept_sends: SweepResult | None = None
+        self.told: Final[list[Any]] = []  # handles whose failure vLLM has counted and logged before a sweep
+        self.shutting_down = False
+        self.reading = threading.local()
+        self._plain: list[PlainTransfers] = []
+
+    def sweep(self, transfers: Any, agent: Any) -> SweepResult:
+        """Sweep a container, ours or any dict of lists, and count what was found."""
+        if not transfers and not isinstance(transfers, TrackedTransfers) and not self._plain:
+            return SweepResult(NO_TRANSFERS)  # there need not even be an agent
+        self.ops.use(agent)
+        started = self.clock()
+        if isinstance(transfers, TrackedTransfers):
+            result = transfers.sweep()
+        else:
+            result = self._sweep_plain(transfers)
+        self.stats.observe_sweep(self.clock() - started)
+        self.stats.observe_result(result)
+        return result
+
+    def _sweep_plain(self, transfers: Any) -> SweepResult:
+        plain = next((known for known in self._plain if known.transfers is transfers), None)
+        if plain is None:
+            plain = PlainTransfers(transfers, self.ops)
+            self._plain.append(plain)
+        result = plain.sweep()
+        if plain.empty:
+            self._plain.remove(plain)
+        return result
+
+    def remember_end(self, req_id: str) -> None:
+        """Note that nothing may be posted for a request any more. Under the lock."""
+        self.ended_sends[req_id] = None
+        while len(self.ended_sends) > _REMEMBERED_ENDS:
+            self.ended_sends.popitem(last=False)
+
+    def count(self, name: str, n: int = 1) -> None:
+        """Add to one of kvfast's counters."""
+        self.stats.count(name, n)
+
+    def warn(self, key: str, message: str, *arguments: object) -> None:
+        """Log a warning, at a limited rate for each key."""
+        dropped = self.limit.allow(key)
+        if dropped is not None:
+            logger.warning(f"{message} (%d more before)", *arguments, dropped)

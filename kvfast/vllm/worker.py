@@ -1,0 +1,294 @@
+"""What kvfast does in vLLM's workers, pull and push: polling, release, and when an engine's state goes.
+
+These methods stand before vLLM's own, call them, and write none of them again. See docs/vllm.md for
+what differs from stock and why.
+"""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from kvfast.peers import is_disconnect
+from kvfast_ext import states
+from kvfast_ext.contract import HandleFailure, SweepResult, Transfers
+
+from .borrow import StandIn
+from .metrics import KvfastStats
+from .options import Options
+from .stalls import StallWatch
+from .state import KvfastState, logger
+from .transfers import TrackedTransfers
+from .versions import check_vllm
+from .watch import NotifFilter, NotifWatch, Tolerant
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBaseConnectorWorker as _Next
+else:
+    _Next = object  # vLLM's pull or push worker stands behind in the ``__mro__``
+
+_DISCONNECT = states.name_of(states.REMOTE_DISCONNECT)
+
+
+class KvfastWorkerMixin(_Next):  # type: ignore[misc]
+    """Polling, release and clean-up, common to pull and push."""
+
+    _kvfast_state: KvfastState | None = None
+    _kvfast_stalls: StallWatch | None = None
+    _kvfast_locked: bool | None
+
+    def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
+        config = vllm_config.kv_transfer_config
+        options = Options.read(config.kv_connector_extra_config if config is not None else None)
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        self._kvfast_start(options)
+
+    def _kvfast_start(self: Any, options: Options) -> None:
+        state = KvfastState(options, locked=self._kvfast_locked)
+        self._kvfast_state = state
+        state.ops.use(self.nixl_wrapper)
+        self._recving_transfers = TrackedTransfers(state.ops)
+        self.xfer_stats = KvfastStats()
+        if options.stall_after_s is not None:
+            self._kvfast_stalls = StallWatch(options.stall_after_s, state)
+        ops = state.ops.bound
+        state.stats.set_info(backend=state.ops.backend_name, ops=ops.kind, scan=options.scan)
+        logger.info(
+            "kvfast polls for %s: backend=%s, ops=%s (%s), scan=%s, sync_mode=%s",
+            type(self).__name__,
+            state.ops.backend_name,
+            ops.kind,
+            ops.reason,
+            options.scan,
+            "RW" if self._kvfast_locked else 'none: this NIXL can\'t be given a lock, so "python" polls',
+        )
+
+    @property
+    def _kvfast(self) -> KvfastState:
+        state = self._kvfast_state
+        if state is None:
+            state = self._kvfast_state = KvfastState(Options(), locked=getattr(self, "_kvfast_locked", None))
+        return state
+
+    # ---- polling
+
+    def get_transfer_results(self: Any) -> Any:
+        """Poll once, as vLLM does at every step."""
+        self._kvfast_fail_waiting()
+        results = super().get_transfer_results()
+        self._kvfast_settle()
+        if self._kvfast_stalls is not None:
+            self._kvfast_stalls.look(self._recving_metadata, getattr(self, "_sending_transfers", {}))
+        return results
+
+    def _pop_done_transfers(self: Any, transfers: Any) -> tuple[set[str], set[str]]:
+        result = self._kvfast.sweep(transfers, getattr(self, "nixl_wrapper", None))
+        told: tuple[set[str], set[str]] = self._kvfast_tell(result)
+        return told
+
+    def _kvfast_tell(self: Any, result: SweepResult) -> tuple[set[str], set[str]]:
+        """Count and log a sweep's result where vLLM does; return who is done and who has failed."""
+        if len(result.transfers):
+            self._kvfast_record(result.transfers)
+        failed = set(result.failed)
+        for failure in result.failures:
+            self._kvfast_tell_failure(failure, failed)
+        return result.done, failed
+
+    def _kvfast_record(self: Any, transfers: Transfers) -> None:
+        rows = (transfers.xfer_us, transfers.post_us, transfers.bytes, transfers.descriptors)
+        for xfer_us, post_us, size, count in zip(*(row.tolist() for row in rows)):
+            self.xfer_stats.record_transfer(
+                SimpleNamespace(xferDuration=xfer_us, postDuration=post_us, totalBytes=size, descCount=count)
+            )
+
+    def _kvfast_tell_failure(self: Any, failure: HandleFailure, failed: set[str]) -> None:
+        engine_id = self._kvfast_engine_of(failure)
+        if not self._kvfast_was_told(failure.handle):
+            self._kvfast_log_failure(failure)
+            self._handle_failed_transfer(failure.req_id, None, failed)
+        if failure.status == _DISCONNECT and engine_id is not None:
+            self._kvfast_disconnected(engine_id)
+
+    def _kvfast_log_failure(self: Any, failure: HandleFailure) -> None:
+        context = {"req_id": failure.req_id, "xfer_state": failure.status, "quarantined": failure.lost}
+        if failure.error is None or failure.status == states.name_of(states.ERR_VALUE):
+            self._log_failure(failure_type="transfer_failed", **context)
+            return
+        try:
+            raise failure.error  # vLLM logs the traceback of the exception that is being handled
+        except BaseException as error:
+            self._log_failure(failure_type="transfer_exception", error=error, **context)
+
+    def _kvfast_was_told(self, handle: Any) -> bool:
+        told = self._kvfast.told
+        for index, known in enumerate(told):
+            if known is getattr(handle, "handle", handle) or known == handle:
+                del told[index]
+                return True
+        return False
+
+    def _try_release_xfer_handle(self: Any, req_id: str, handle: Any) -> bool:
+        """Release a handle whose start failed, unless its bytes may still land."""
+        state = self._kvfast
+        state.ops.use(self.nixl_wrapper)
+        if state.ops.try_release(handle):
+            return True
+        state.told.append(handle)
+        self._log_failure(
+            failure_type="transfer_release_failed",
+            msg="Keeping handle and blocks until its transfer has ended",
+            req_id=req_id,
+        )
+        return False
+
+    # ---- notifications
+
+    def _get_new_notifs(self: Any) -> Any:
+        agent = NotifFilter(self.nixl_wrapper, self._kvfast)
+        return _after(KvfastWorkerMixin, self)._get_new_notifs(StandIn(self, nixl_wrapper=agent))
+
+    def _send_heartbeats(self: Any, metadata: Any) -> None:
+        agent = NotifWatch(self.nixl_wrapper, self._kvfast_notif_failed)
+        _after(KvfastWorkerMixin, self)._send_heartbeats(StandIn(self, nixl_wrapper=agent), metadata)
+
+    def _send_pending_recv_notifs(self: Any, req_id: str) -> None:
+        agent = NotifWatch(self.nixl_wrapper, self._kvfast_notif_failed)
+        _after(KvfastWorkerMixin, self)._send_pending_recv_notifs(StandIn(self, nixl_wrapper=agent), req_id)
+
+    def _kvfast_notif_failed(self, agent_name: str, error: Exception) -> None:
+        """Note a dead agent. From any thread; the next poll draws the consequences."""
+        state = self._kvfast
+        if is_disconnect(error) and agent_name not in state.dead_agents:
+            state.dead_agents.add(agent_name)
+            state.count("dead_peers")
+            state.warn("dead", "agent %s is gone: %r", agent_name, error)
+
+    # ---- engines
+
+    def _kvfast_engine_of(self: Any, failure: HandleFailure) -> str | None:
+        meta = getattr(self, "_recving_metadata", {}).get(failure.req_id)
+        if meta is not None and meta.remote is not None:
+            return str(meta.remote.engine_id)
+        engine_id: str | None = self._kvfast_engine_of_agent(failure.peer)
+        return engine_id
+
+    def _kvfast_engine_of_agent(self: Any, agent_name: str | None) -> str | None:
+        for engine_id, agents in list(self._remote_agents.items()):
+            if agent_name in agents.values():
+                return str(engine_id)
+        return None
+
+    def _kvfast_disconnected(self: Any, engine_id: str) -> None:
+        """Have an engine's state removed when its handles have ended: its connection is gone."""
+        if engine_id not in self._remote_agents:
+            return
+        if self._TRANSFER_MODE == "pull" and check_vllm().marks_invalid_engines:
+            if engine_id not in self._invalid_remote_engines:
+                self._mark_remote_engine_invalid(engine_id, time.perf_counter())
+            return
+        self._cleanup_remote_engine(engine_id, log_eviction=False)
+
+    def _kvfast_fail_waiting(self: Any) -> None:
+        """Fail the requests that wait for the WRITEs of an engine all of whose agents are gone."""
+        state = self._kvfast
+        for engine_id in {self._kvfast_engine_of_agent(name) for name in list(state.dead_agents)}:
+            agents = set(self._remote_agents.get(engine_id, {}).values()) if engine_id is not None else set()
+            if not agents or not agents <= state.dead_agents:
+                continue
+            if self._TRANSFER_MODE == "push":
+                self._kvfast_fail_writes_of(engine_id)
+            self._kvfast_disconnected(engine_id)
+            state.dead_agents.difference_update(agents)
+
+    def _kvfast_fail_writes_of(self: Any, engine_id: str) -> None:
+        for req_id, meta in list(self._recving_metadata.items()):
+            if meta.remote is not None and meta.remote.engine_id == engine_id:
+                self.consumer_notification_counts_by_req.pop(req_id, None)
+                self._kvfast.warn("waiting", "request %s fails: engine %s is gone", req_id, engine_id)
+                self._failed_recv_reqs.put(req_id)
+
+    def _kvfast_busy(self: Any, engine_id: str) -> bool:
+        """Tell whether a handle of an engine is outstanding."""
+        for req_id, meta in list(self._recving_metadata.items()):
+            remote = meta.remote
+            if remote is not None and remote.engine_id == engine_id and req_id in self._recving_transfers:
+                return True
+        agents = set(self._remote_agents.get(engine_id, {}).values())
+        tracked = (self._recving_transfers, getattr(self, "_sending_transfers", None))
+        return any(
+            transfers.outstanding_of(name)
+            for transfers in tracked
+            if isinstance(transfers, TrackedTransfers)
+            for name in agents
+        )
+
+    def _cleanup_remote_engine(self: Any, engine_id: str, **kwargs: Any) -> None:
+        """Remove an engine's state, once no handle of it is outstanding."""
+        state = self._kvfast
+        if not state.shutting_down and self._kvfast_busy(engine_id):
+            state.removing[engine_id] = bool(kwargs.get("log_eviction", True))
+            if getattr(state.reading, "active", False):
+                raise EngineRemovalDeferred(engine_id)
+            return
+        state.removing.pop(engine_id, None)
+        super()._cleanup_remote_engine(engine_id, **kwargs)
+
+    def _kvfast_settle(self: Any) -> None:
+        """Remove the engines that waited for their handles; start what waited for that."""
+        state = self._kvfast
+        for engine_id, log_eviction in list(state.removing.items()):
+            if engine_id not in self._remote_agents:
+                state.removing.pop(engine_id, None)
+            elif not self._kvfast_busy(engine_id):
+                self._cleanup_remote_engine(engine_id, log_eviction=log_eviction)
+        for _ in range(len(state.parked_reads)):
+            req_id, meta = state.parked_reads.popleft()
+            if meta.remote.engine_id in state.removing:
+                state.parked_reads.append((req_id, meta))
+            else:
+                self._ready_requests.put((req_id, meta))
+
+    # ---- the rest
+
+    def get_kv_connector_stats(self: Any) -> Any:
+        """Return what was counted since the last call, kvfast's own numbers with it."""
+        if isinstance(self.xfer_stats, KvfastStats):
+            self._kvfast.counters.add_to(self.xfer_stats.data)
+        return super().get_kv_connector_stats()
+
+    def shutdown(self: Any) -> None:
+        """End, trying every clean-up whatever another one raised."""
+        if not hasattr(self, "_handshake_initiation_executor"):
+            super().shutdown()
+            return
+        state = self._kvfast
+        agent = self.nixl_wrapper
+        state.shutting_down = True
+        self.nixl_wrapper = Tolerant(agent, state)
+        try:
+            super().shutdown()
+        finally:
+            self.nixl_wrapper = agent
+
+
+class EngineRemovalDeferred(Exception):  # noqa: N818  # no error: it ends a read's start
+    """An engine's removal has to wait, and what asked for it with it."""
+
+
+def _after(cls: type, worker: Any) -> Any:
+    """Return what ``super()`` of `cls` finds for a worker, as a class: methods take any ``self``."""
+    mro = type(worker).__mro__
+    return _Methods(mro[mro.index(cls) + 1 :])
+
+
+class _Methods:
+    def __init__(self, classes: tuple[type, ...]) -> None:
+        self._classes = classes
+
+    def __getattr__(self, name: str) -> Any:
+        for cls in self._classes:
+            if name in vars(cls):
+                return vars(cls)[name]
+        raise AttributeError(name)
