@@ -72,7 +72,7 @@ class PeerGuard:
         self._limit = RateLimit(clock=clock)
         self._removing: dict[str, None] = {}
         self._dead: set[str] = set()
-        self._settling = threading.Lock()
+        self._settling = threading.RLock()
         for user in users:
             self.watch(user)
 

@@ -16,7 +16,6 @@ polls once a step. What a poll reports is safe to act on: the law and the states
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -39,8 +38,6 @@ from .results import Closed, ReceiveResults, nothing_received
 from .stats import Stats
 
 __all__ = ["ReceiveResults", "Receiver"]
-
-logger = logging.getLogger(__name__)
 
 
 class Receiver(Poller):
@@ -227,14 +224,14 @@ class Receiver(Poller):
         """
         request = self._request(req_id)
         request.step(Event.BEGIN)
-        self._settle(request)
+        self._settled.append(request)
 
     def expect_writes(self, req_id: str) -> None:
         """Note that peers have been told where to write: from now on their writes are outstanding."""
         request = self._request(req_id)
         request.expected_writes().told = True
         self._begin(request)
-        self._settle(request)
+        self._settled.append(request)
 
     def notified(self, req_id: str, producers: int, *, failed: bool = False, peer: str | None = None) -> None:
         """Note that one of so many producers has ended its writes.
@@ -263,7 +260,7 @@ class Receiver(Poller):
         if request is not None:
             if failed:
                 self._fail(request, f"producer {peer or 'unnamed'} could not write everything")
-            self._settle(request)
+            self._settled.append(request)
 
     def extend(self, req_id: str, read_before: float) -> None:
         """Note that the producer has extended its lease, as it does for a heartbeat. Never shortens it.
@@ -302,7 +299,7 @@ class Receiver(Poller):
         """Give a request up. It is reported when it is drained; its blocks are held until then."""
         request = self._request(req_id)
         request.step(Event.ABORT)
-        self._settle(request)
+        self._settled.append(request)
 
     # ---- peers
 
@@ -337,7 +334,7 @@ class Receiver(Poller):
         """
         self._check_open()
         self._advance()
-        return self._report() if any(self._ended.lists) else nothing_received()
+        return self._ended.take(self.stats) if self._ended.maybe_any else nothing_received()
 
     def __len__(self) -> int:
         """Return how many requests are tracked."""
@@ -396,11 +393,7 @@ class Receiver(Poller):
         if request.state not in FAILED_STATES:
             self._log_request("fails", request.req_id, request.peer, reason)
         request.step(Event.FAIL)
-        self._settle(request)
-
-    def _settle(self, request: ReceiveRequest) -> None:
-        if request.drained:
-            self._settled.append(request)
+        self._settled.append(request)
 
     def _surplus_notif(self, req_id: str, peer: str | None) -> None:
         self.stats.count("notifs_after_end")
@@ -430,19 +423,6 @@ class Receiver(Poller):
         if self._outbox.waiting:
             self._outbox.send()
         self.guard.settle()
-
-    def _report(self) -> ReceiveResults:
-        results = self._ended.take()
-        for name, req_ids in (
-            ("finished_requests", results.finished),
-            ("failed_requests", results.failed),
-            ("aborted_requests", results.aborted),
-            ("stalled_requests", results.stalled),
-        ):
-            if req_ids:
-                self.stats.count(name, len(req_ids))
-                logger.debug("%s: %s", name, req_ids)
-        return results
 
     def _take_failures(self, failures: Sequence[HandleFailure]) -> None:
         for failure in failures:
@@ -482,21 +462,25 @@ class Receiver(Poller):
     def _end_drained(self) -> None:
         settled, self._settled = self._settled, []
         requests, ended = self._requests, self._ended.by_end
+        self._ended.maybe_any = True
         notifying: list[ReceiveRequest] = []
         for request in settled:
             ending = ENDINGS.get(request.state)  # None: it waits, or has ended already
-            if ending is not None and request.drained:
-                request.state, notifies = ending
-                del requests[request.req_id]
-                ended[request.state].append(request)
-                if notifies and request.notifs is not None:
-                    notifying.append(request)
+            # This is what drained means: no own handle, and no peer that may write.
+            if ending is None or request.in_table or (request.writes and request.writes.outstanding):
+                continue
+            request.state, notifies = ending
+            del requests[request.req_id]
+            ended[request.state].append(request)
+            if notifies and request.notifs is not None:
+                notifying.append(request)
         if notifying:
             self._outbox.put(notifying)
 
     def _name_stalled(self) -> None:
         stalled = self._stalls.due(self._now)
         self._ended.stalled.extend(stalled)
+        self._ended.maybe_any = True
         for request in stalled:
             self._log_request("is stalled", request.req_id, request.peer, "its blocks stay held")
 
@@ -504,12 +488,11 @@ class Receiver(Poller):
         for request in self._requests.values():
             if request.state is State.TRACKED:
                 request.step(Event.ABORT)
-                self._settle(request)
+                self._settled.append(request)
         errors = self._sweep_until(timeout_s, self._advance, lambda: not self._requests)
         left, handles = tuple(self._requests), self._table.handle_count
         self._leave(left, handles)
-        return Closed(self._report(), left, handles, tuple(errors))
+        return Closed(self._ended.take(self.stats), left, handles, tuple(errors))
 
     def _gauges(self) -> dict[str, float]:
-        requests = list(self._requests.values())
-        return self._common_gauges(requests)
+        return self._common_gauges(list(self._requests.values()))

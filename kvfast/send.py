@@ -93,8 +93,8 @@ class Sender(Poller):
     ) -> None:
         # Guards the requests, and all that follows from a look at one: a post that is admitted is
         # outstanding before a poll can find its lease over. Never held while a transfer is prepared
-        # or posted, or during a sweep.
-        self._lock = threading.Lock()
+        # or posted, or during a sweep. Reentrant, as a finaliser may run anywhere and report a failure.
+        self._lock = threading.RLock()
         self._requests: dict[str, SendRequest] = {}
         self._order = 0
         self._leases = Leases(self._requests)

@@ -6,12 +6,16 @@ method) ends the poll, and the next one must still report them.
 
 from __future__ import annotations
 
+import logging
 from itertools import zip_longest
 from typing import Final
 
 from ..request_states import State
 from ..results import ReceiveResults
+from ..stats import Stats
 from .request import BY_ORDER, ReceiveRequest
+
+logger = logging.getLogger(__name__)
 
 
 class EndedRequests:
@@ -24,16 +28,23 @@ class EndedRequests:
             State.ENDED_ABORTED: [],
         }
         self.stalled: Final[list[ReceiveRequest]] = []
+        self.maybe_any = False  # set by whoever adds
         self.lists: Final = (*self.by_end.values(), self.stalled)
 
-    def take(self) -> ReceiveResults:
-        """Report what was taken in since the last call."""
+    def take(self, stats: Stats) -> ReceiveResults:
+        """Report and count what was taken in since the last call."""
+        self.maybe_any = False
         finished, failed, aborted, stalled = map(_ids, self.lists)
         results = ReceiveResults(
             finished, failed, aborted, stalled, _invalid_blocks(self.by_end[State.ENDED_FAILED])
         )
         for requests in self.lists:
             requests.clear()
+        for name in ("finished", "failed", "aborted", "stalled"):
+            req_ids = getattr(results, name)
+            if req_ids:
+                stats.count(f"{name}_requests", len(req_ids))
+                logger.debug("requests %s: %s", name, req_ids)
         return results
 
 

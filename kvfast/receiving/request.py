@@ -43,13 +43,6 @@ class ReceiveRequest:
         return TABLE[self.state].posts
 
     @property
-    def drained(self) -> bool:
-        """Tell whether no byte can land in its blocks any more."""
-        if self.in_table:
-            return False
-        return self.writes is None or not self.writes.outstanding
-
-    @property
     def peer(self) -> str | None:
         """The peer, for the log; several are named in one."""
         return ", ".join(self.peers) or None

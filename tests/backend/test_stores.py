@@ -119,6 +119,10 @@ class Twins:
             self.gone(handle)
         for handle in released[0]:
             self.gone(handle)
+        compiled = self.stores[0]
+        assert [handle for handle in self.pool if compiled.find(handle)] == [
+            handle for handle in self.pool if handle in self.flying
+        ]
 
     def gone(self, handle: int) -> None:
         del self.flying[handle]

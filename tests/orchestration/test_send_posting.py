@@ -219,9 +219,16 @@ def test_a_slow_log_holds_up_nobody(sending: SendRig, caplog: pytest.LogCaptureF
     sending.track("R", 1)
     waits: list[bool] = []
 
+    def lock_is_taken() -> bool:
+        lock = sending.sender._lock
+        taken = not lock.acquire(blocking=False)
+        if not taken:
+            lock.release()
+        return taken
+
     class Slow(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            waits.append(sending.sender._lock.locked())
+            waits.append(in_thread(lock_is_taken))
 
     handler = Slow()
     logging.getLogger("kvfast").addHandler(handler)
@@ -245,3 +252,24 @@ def test_recent_ids_are_bounded() -> None:
         recent.add(req_id)
     assert len(recent) == 3
     assert [req_id for req_id in "abcd" if req_id in recent] == ["a", "c", "d"]
+
+
+def test_a_finaliser_may_report_a_failure_anywhere(sending: SendRig) -> None:
+    sending.track("R")
+
+    class Owner:
+        def __del__(self) -> None:
+            sending.sender.fail("R", "its owner has gone")
+
+    class Clock:
+        owner: Owner | None = None
+
+        def __call__(self) -> float:
+            self.owner = None  # here, under the lock
+            return 0.0
+
+    clock = Clock()
+    clock.owner = Owner()
+    sending.sender._clock = clock  # type: ignore[misc]
+    assert sending.post("R", 1) is False
+    sending.sender._clock = sending.clock  # type: ignore[misc]

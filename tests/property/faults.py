@@ -7,6 +7,7 @@ table of request states, or a backend.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, zip_longest
 from typing import Any, Final
@@ -101,7 +102,8 @@ class NotifiesAtOnce(Receiver):
         results = super().poll()
         for req_id, peer, message in self._early:
             if req_id in self:
-                self._agent.send_notif(peer, message)
+                with suppress(RuntimeError):  # a peer that is deaf
+                    self._agent.send_notif(peer, message)
         self._early = []
         return results
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
+from random import Random
 from typing import Any, Final
 
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ REQUESTS: Final = 4
 PEERS: Final = ("P0", "P1")
 STEPS: Final = 50
 DRAWN: Final = STEPS + 6  # some are Pass by chance
+_NUMBERS: Final = 2**16  # a step's variant is drawn as one of so many numbers
 
 # How one transfer of a post fares: it is posted; prepare raises; transfer raises; that, and the release is
 # refused; transfer returns "ERR", with bytes perhaps on their way.
@@ -197,23 +199,48 @@ _SEND: Final = {
 _CONFIGS: Final = _all(Config, (30.03125, 0.0), (0.0, 0.0, 2.03125), (None, 10.03125), (False, True))
 
 
-def _programs(kinds: dict[str, tuple[int, tuple[Step, ...]]]) -> st.SearchStrategy[Program]:
-    # Two plain lists of numbers and a table: several times quicker than a strategy for each step, and a
-    # failing program still shrinks to few, simple steps.
-    weighted = ("pass", *(kind for kind, (weight, _) in kinds.items() for _ in range(weight)))
-    variants = {"pass": (Pass(),), **{kind: steps for kind, (_, steps) in kinds.items()}}
+@dataclass(frozen=True)
+class Programs:
+    """All programs of a kind: as a strategy of hypothesis, or drawn from a generator of random numbers."""
 
-    def build(config: int, chosen: list[str], numbers: list[int]) -> Program:
-        steps = (variants[kind][number % len(variants[kind])] for kind, number in zip(chosen, numbers))
+    weighted: tuple[str, ...]
+    variants: dict[str, tuple[Step, ...]]
+
+    def strategy(self) -> st.SearchStrategy[Program]:
+        """Return a strategy of two plain lists of numbers and a table.
+
+        It is several times quicker than a strategy for each step, and a failing program still shrinks to
+        few, simple steps.
+        """
+        return st.builds(
+            self.build,
+            st.integers(0, len(_CONFIGS) - 1),
+            st.lists(st.sampled_from(self.weighted), min_size=DRAWN, max_size=DRAWN),
+            st.lists(st.integers(0, _NUMBERS - 1), min_size=DRAWN, max_size=DRAWN),
+        )
+
+    def draw(self, random: Random) -> Program:
+        """Draw a program. The same generator draws the same programs, whatever else was imported."""
+        return self.build(
+            random.randrange(len(_CONFIGS)),
+            random.choices(self.weighted, k=DRAWN),
+            [random.randrange(_NUMBERS) for _ in range(DRAWN)],
+        )
+
+    def build(self, config: int, chosen: list[str], numbers: list[int]) -> Program:
+        """Make a program of numbers."""
+        steps = (
+            self.variants[kind][number % len(self.variants[kind])] for kind, number in zip(chosen, numbers)
+        )
         return Program(_CONFIGS[config], tuple(steps))
 
-    return st.builds(
-        build,
-        st.integers(0, len(_CONFIGS) - 1),
-        st.lists(st.sampled_from(weighted), min_size=DRAWN, max_size=DRAWN),
-        st.lists(st.integers(0, 2**16 - 1), min_size=DRAWN, max_size=DRAWN),
-    )
+
+def _programs(kinds: dict[str, tuple[int, tuple[Step, ...]]]) -> Programs:
+    weighted = ("pass", *(kind for kind, (weight, _) in kinds.items() for _ in range(weight)))
+    return Programs(weighted, {"pass": (Pass(),), **{kind: steps for kind, (_, steps) in kinds.items()}})
 
 
-receive_programs: Final = _programs(_RECEIVE)
-send_programs: Final = _programs(_SEND)
+RECEIVE_PROGRAMS: Final = _programs(_RECEIVE)
+SEND_PROGRAMS: Final = _programs(_SEND)
+receive_programs: Final = RECEIVE_PROGRAMS.strategy()
+send_programs: Final = SEND_PROGRAMS.strategy()

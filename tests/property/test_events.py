@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 import pytest
-from hypothesis import strategies as st
 
 from kvfast.testing import FakeClock
-from tests.property.programs import STEPS, WAYS, Pass, Program, receive_programs, send_programs
+from tests.property.programs import RECEIVE_PROGRAMS, SEND_PROGRAMS, STEPS, WAYS, Pass, Program, Programs
 from tests.property.receive_world import ReceiveWorld
 from tests.property.run import Run
 from tests.property.search import for_programs
@@ -47,7 +46,7 @@ SEND_EVENTS: Final = POSTS | {
 class Seen:
     """What came up in many programs."""
 
-    def __init__(self, world: type[World], programs: st.SearchStrategy[Program]) -> None:
+    def __init__(self, world: type[World], programs: Programs) -> None:
         self.events: set[str] = set()
         self.steps = self.compared = self.excused = 0
         self._world = world
@@ -65,7 +64,7 @@ class Seen:
 
 
 def test_all_events_of_a_receiver() -> None:
-    seen = Seen(ReceiveWorld, receive_programs)
+    seen = Seen(ReceiveWorld, RECEIVE_PROGRAMS)
     assert sorted(seen.events ^ RECEIVE_EVENTS) == []
     assert seen.steps >= PROGRAMS * STEPS
     # Between scans, most ends are compared.
@@ -73,7 +72,7 @@ def test_all_events_of_a_receiver() -> None:
 
 
 def test_all_events_of_a_sender() -> None:
-    seen = Seen(SendWorld, send_programs)
+    seen = Seen(SendWorld, SEND_PROGRAMS)
     assert sorted(seen.events ^ SEND_EVENTS) == []
     assert seen.steps >= PROGRAMS * STEPS
     assert seen.compared > 3 * seen.excused

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pytest
-from hypothesis import strategies as st
 
 from kvfast.testing import FakeClock
 from tests.property import faults
 from tests.property.facts import InvariantBrokenError
 from tests.property.faults import Fault, made_as
 from tests.property.invariants import INVARIANTS
-from tests.property.programs import Program, receive_programs, send_programs
+from tests.property.programs import RECEIVE_PROGRAMS, SEND_PROGRAMS, Program
 from tests.property.receive_world import ReceiveWorld
 from tests.property.run import Run
 from tests.property.search import for_programs
@@ -24,7 +23,7 @@ from tests.property.worlds import BACKENDS, LEFT_IN_FLIGHT
 
 pytestmark = pytest.mark.filterwarnings(LEFT_IN_FLIGHT)
 
-PROGRAMS: Final = 400  # one of so many must find it
+PROGRAMS: Final = 2000  # one of so many must find it
 
 Setups = tuple[tuple[str, str], ...]
 WorldType = type[ReceiveWorld | SendWorld]
@@ -51,7 +50,7 @@ class FoundError(Exception):
 
 def find(world: WorldType, setups: Setups, wanted: Callable[[AssertionError], bool]) -> None:
     """Look for a program that fails in the way that is wanted; one that fails in another way is no such."""
-    programs: st.SearchStrategy[Program] = receive_programs if world is ReceiveWorld else send_programs
+    programs = RECEIVE_PROGRAMS if world is ReceiveWorld else SEND_PROGRAMS
 
     def check(program: Program) -> None:
         clock = FakeClock()

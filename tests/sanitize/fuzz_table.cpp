@@ -47,11 +47,11 @@ struct Engine {  // what the three functions of the ops look at
 class Fuzz {
   public:
     explicit Fuzz(unsigned seed) : random_(seed) {
-        // Ids whose hash puts them into few cells, at the ends of the index among them, and plain ones.
+        // Ids whose hash puts them into few cells where the index ends and begins anew, and plain ones.
         Id inverse = 1;
         for (int i = 0; i < 6; ++i) inverse *= 2 - 0x9E3779B97F4A7C15ull * inverse;
         for (Id n = 0; n < 200; ++n) {
-            const Id cells[] = {5, 0xFFFFF, n % 3};
+            const Id cells[] = {0xFFFFF, 0, 1};
             free_.push_back(inverse * (n << 52 | cells[n % 3] << 32 | n));
             free_.push_back(0x7F1234567000ull + 64 * n);
         }
