@@ -105,7 +105,8 @@ class PeerGuard:
         with self._settling:
             free = [peer for peer in list(self._removing) if not self.outstanding_of(peer)]
             for peer in free:
-                self._remove(peer)
+                if peer in self._removing:  # a finaliser may have come in between
+                    self._remove(peer)
         return free
 
     def cancel(self, peer: str) -> bool:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 
 from kvfast_ext import cython_available, select_backend
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> Iterator[None]:
+    """Let started processes take a Ctrl-C: a shell's background jobs inherit that it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(params=["cython", "python"])

@@ -53,12 +53,13 @@ cdef extern from "handle_table.hpp" namespace "kvfast" nogil:
 
 
 cdef extern from "sweep.hpp" namespace "kvfast" nogil:
-    cdef struct EndedSlot:
+    cdef cppclass EndedSlot:
         int32_t slot
         int32_t code
         int32_t sampled
         int32_t released
-        Telemetry telemetry
+        cbool sample() noexcept
+        void write(int64_t* column, int64_t stride) noexcept
 
     cdef cppclass Sweep:
         vector[EndedSlot] ended
@@ -68,6 +69,8 @@ cdef extern from "sweep.hpp" namespace "kvfast" nogil:
         void finish(const HandleTable&, const OpsV1&) noexcept
         void highest_slot_first() noexcept
         void forget() noexcept
+        int32_t first_done() noexcept
+        int64_t sample_count() noexcept
 
     int32_t checked_status(const OpsV1&, uint64_t handle) noexcept
     void release_safe(const OpsV1&, const uint64_t* ids, int64_t count, char* out) noexcept

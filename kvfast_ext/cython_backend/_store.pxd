@@ -21,7 +21,6 @@ cdef class CompiledStore:
     cdef int trust_and_finish(self) except -1
     cdef int raise_interrupt(self) except -1
     cdef object collect(self)
-    cdef object new_samples(self, int64_t count)
     cdef int take_out(self, EndedSlot* end, set drained, list ended) except -1
     cdef object describe(self, EndedSlot* end, int32_t owner)
     cdef object handle_at(self, int32_t slot)

@@ -140,11 +140,9 @@ cdef class CompiledStore:
 
     cdef int trust_and_finish(self) except -1:
         """Finish the first sweep with a DONE handle: native telemetry is compared first."""
-        for i in range(<int64_t>self.swept.ended.size()):
-            if self.swept.ended[i].code == 0:
-                if not self.ops.trust_telemetry(self.table.ids()[self.swept.ended[i].slot]):
-                    self.bind_calls()
-                break
+        cdef int32_t slot = self.swept.first_done()
+        if slot >= 0 and not self.ops.trust_telemetry(self.table.ids()[slot]):
+            self.bind_calls()
         self.swept.finish(self.table, self.calls)
         return 0
 
@@ -165,7 +163,7 @@ cdef class CompiledStore:
         cdef EndedSlot* end
         cdef Py_buffer rows
         self.swept.highest_slot_first()
-        samples = self.new_samples(count)
+        samples = np.empty((4, self.swept.sample_count()), np.int64)
         PyObject_GetBuffer(samples, &rows, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
         # Nobody looks a handle up before this is over: table.py asks `find` only between sweeps.
         cdef bint many = count * 2 > self.table.handle_count()
@@ -176,8 +174,8 @@ cdef class CompiledStore:
                 end = &self.swept.ended[i]
                 if end.code == 0:
                     done += 1
-                    if end.sampled == 0:
-                        write_sample(<int64_t*>rows.buf, rows.shape[1], row, end.telemetry)
+                    if end.sample():
+                        end.write(<int64_t*>rows.buf + row, rows.shape[1])
                         row += 1
                 self.take_out(end, drained, ended)
         finally:
@@ -187,12 +185,6 @@ cdef class CompiledStore:
             if many:
                 self.table.end_removing_many()
         return Swept(drained, ended, samples, done - row)
-
-    cdef object new_samples(self, int64_t count):
-        cdef int64_t rows = 0
-        for i in range(count):
-            rows += self.swept.ended[i].code == 0 and self.swept.ended[i].sampled == 0
-        return np.empty((4, rows), np.int64)
 
     cdef int take_out(self, EndedSlot* end, set drained, list ended) except -1:
         """Remove one ended handle; its request is drained, or waits, or is told about it."""
@@ -220,9 +212,7 @@ cdef class CompiledStore:
 
     cdef object handle_at(self, int32_t slot):
         handle = self.objects[slot]
-        if handle is None:
-            handle = self.table.ids()[slot]
-        return handle
+        return self.table.ids()[slot] if handle is None else handle
 
     cdef int remove(self, int32_t slot) except -1:
         self.table.remove(slot)
@@ -247,13 +237,6 @@ cdef inline int tell_released(handle) except -1:
     except Exception:
         mark_released(handle)  # logs what is wrong with it, or finds that it has no such mark
     return 0
-
-
-cdef inline void write_sample(int64_t* rows, Py_ssize_t stride, int64_t row, const Telemetry& seen) noexcept:
-    rows[row] = seen.xfer_us
-    rows[stride + row] = seen.post_us
-    rows[2 * stride + row] = seen.bytes
-    rows[3 * stride + row] = seen.descriptors
 
 
 # ---- ops that call Python: the sweep runs with the GIL held, and `cursor` names the handle. C can't

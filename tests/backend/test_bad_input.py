@@ -142,8 +142,8 @@ def test_a_failed_addition_drops_no_handle(any_rig: Rig) -> None:
 # ---- making a table
 
 
-def test_ops_of_another_kind(backend: ModuleType) -> None:
-    other = select_backend("python" if backend.__name__.endswith("cython_backend") else "cython")
+def test_ops_of_another_kind(backend: ModuleType, compiled: ModuleType) -> None:
+    other = select_backend("python") if backend is compiled else compiled
     agent = SimulatedAgent(1)
     for wrong in (None, agent, 5, other.bind(agent), other, backend):
         with pytest.raises(TypeError, match="ops must come from bind"):
@@ -153,8 +153,8 @@ def test_ops_of_another_kind(backend: ModuleType) -> None:
     assert agent.released.tolist() == [0]
 
 
-def test_a_table_of_another_kind(backend: ModuleType) -> None:
-    other = select_backend("python" if backend.__name__.endswith("cython_backend") else "cython")
+def test_a_table_of_another_kind(backend: ModuleType, compiled: ModuleType) -> None:
+    other = select_backend("python") if backend is compiled else compiled
     for wrong in (
         None,
         5,

@@ -17,6 +17,16 @@ struct EndedSlot {
     std::int32_t sampled;   // what telemetry said; only for DONE
     std::int32_t released;  // what release said; only for DONE
     Telemetry telemetry;
+
+    bool sample() const noexcept { return code == kSuccess && sampled == kSuccess; }
+
+    // Write telemetry into one column of a table of four rows, each `stride` long.
+    void write(std::int64_t* column, std::int64_t stride) const noexcept {
+        column[0] = telemetry.xfer_us;
+        column[stride] = telemetry.post_us;
+        column[2 * stride] = static_cast<std::int64_t>(telemetry.bytes);
+        column[3 * stride] = static_cast<std::int64_t>(telemetry.descriptors);
+    }
 };
 
 class Sweep {
@@ -62,6 +72,18 @@ class Sweep {
     void forget() noexcept {
         ended.clear();
         if (ended.capacity() > 4096) std::vector<EndedSlot>().swap(ended);
+    }
+
+    // The slot of some handle that is DONE, or kNone.
+    std::int32_t first_done() const noexcept {
+        for (const EndedSlot& end : ended)
+            if (end.code == kSuccess) return end.slot;
+        return HandleTable::kNone;
+    }
+
+    // How many DONE handles have telemetry.
+    std::int64_t sample_count() const noexcept {
+        return std::count_if(ended.begin(), ended.end(), [](const EndedSlot& end) { return end.sample(); });
     }
 
   private:
