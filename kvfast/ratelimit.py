@@ -60,7 +60,7 @@ class RateLimit:
         self._every_s: Final = check_seconds("every_s", every_s, positive=True)
         self._max_keys: Final = _positive("max_keys", max_keys)
         self._clock: Final = clock
-        self._lock: Final = threading.Lock()
+        self._lock: Final = threading.RLock()  # reentrant, as a finaliser may run anywhere and log
         # By start of the window: the first is the one to give up.
         self._windows: Final[OrderedDict[Hashable, _Window]] = OrderedDict()
         self._others = _Window(clock())

@@ -78,7 +78,7 @@ class PushRendezvous(Generic[RegistrationT, BlocksT]):
         self._capacity: Final = checks.count("capacity", capacity)
         self.stats: Final = stats if stats is not None else Stats(clock=clock)
         self._limit: Final = RateLimit(clock=clock)
-        self._lock: Final = threading.Lock()
+        self._lock: Final = threading.RLock()  # reentrant, as a finaliser may run anywhere and evict
         self._registrations: Final[_Waiting[RegistrationT]] = _Waiting()
         self._blocks: Final[_Waiting[BlocksT]] = _Waiting()
 

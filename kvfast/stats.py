@@ -50,6 +50,7 @@ class Stats:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._queue: Final[deque[tuple[str, int] | float | Transfers]] = deque()
         self._folding: Final = threading.Lock()
+        self._listing: Final = threading.RLock()  # reentrant: a finaliser may run anywhere and unset
         self._counts: Final = dict.fromkeys(COUNTERS, 0)
         self._histograms: Final = {
             "transfer_seconds": Histogram(TRANSFER_SECONDS),
@@ -110,18 +111,18 @@ class Stats:
         from any. There can be several: their values are added up, or the greatest counts. It is
         kept until `unset_gauges`.
         """
-        with self._folding:
+        with self._listing:
             self._providers = (*self._providers, provider)
 
     def unset_gauges(self, provider: GaugeProvider) -> None:
         """Ask a provider no more. One that is not set is fine."""
-        with self._folding:
+        with self._listing:
             self._providers = tuple(kept for kept in self._providers if kept != provider)
 
     def set_info(self, *, backend: str, ops: str, scan: str) -> None:
         """Tell how the object that counts here runs. Several may; equal ones are one."""
         info = {"backend": backend, "ops": ops, "scan": scan}
-        with self._folding:
+        with self._listing:
             if info not in self._infos:
                 self._infos = (*self._infos, info)
 

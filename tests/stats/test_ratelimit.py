@@ -168,3 +168,24 @@ def test_threads_share_an_allowance_and_lose_nothing(clock: Clock) -> None:
 def test_bad_numbers_are_named(arguments: dict[str, Any], error: type[Exception], named: str) -> None:
     with pytest.raises(error, match=named):
         RateLimit(**arguments)
+
+
+def test_a_finaliser_may_log_while_another_line_is_decided() -> None:
+    told: list[int | None] = []
+
+    class Finalising(Clock):
+        armed = False
+
+        def __call__(self) -> float:
+            if self.armed:
+                self.armed = False
+                told.append(limit.allow("inner"))  # as a finaliser does that the collector runs here
+            return super().__call__()
+
+    clock = Finalising()
+    limit = RateLimit(clock=clock)
+    clock.armed = True
+    thread = threading.Thread(target=lambda: told.append(limit.allow("outer")), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert told == [0, 0]
