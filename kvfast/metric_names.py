@@ -50,6 +50,7 @@ COUNTERS: Final = _counters(
     blind_releases="LOST handles released at the end of their quarantine, without news of their bytes.",
     release_retries="Refused releases of a handle that were tried again.",
     dead_peers="Peers found to be dead.",
+    refused_removals="Removals of a peer that the agent refused: given up.",
     evicted_registrations="Registrations that a full rendezvous gave up, the oldest first.",
     failed_gauges="Readings of gauges that failed.",
 )

@@ -49,7 +49,7 @@ class PeerGuard:
     *users : PeerUser
         Whose handles are waited for; `watch` adds more.
     stats : Stats, optional
-        Where dead peers are counted.
+        Where dead peers and refused removals are counted.
     clock : callable
         Gives the time in seconds, for the rate of log lines.
 
@@ -154,6 +154,7 @@ class PeerGuard:
         try:
             self._agent.remove_remote_agent(peer)
         except Exception as error:
+            self.stats.count("refused_removals")
             logger.warning("removal of peer %r refused, given up: %r", peer, error)
         else:
             logger.info("peer %r removed", peer)

@@ -115,6 +115,7 @@ def test_a_refused_removal_is_logged_and_given_up(rig: ReceiveRig, caplog: pytes
     rig.poll()
     assert calls == ["P0"]
     assert "removal of peer 'P0' refused" in caplog.text
+    assert rig.count("refused_removals") == 1
     assert not rig.receiver.guard.removing
 
 
