@@ -39,6 +39,9 @@ class PeerGuard:
     tables and call `settle` after each sweep. A Receiver or Sender that is given none makes its own,
     and calls `settle` in its polls.
 
+    Name the peers of your requests and handles: a handle without one is not waited for. If its peer is
+    removed under it, it is LOST, and its request is held for the quarantine's ``lost_s``.
+
     `remove`, `settle` and `outstanding_of` look into the users' tables: they belong to the thread that
     owns these. The rest may be called from any thread.
 
