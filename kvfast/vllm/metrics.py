@@ -17,6 +17,23 @@ from vllm.v1.metrics.utils import create_metric_per_engine
 from kvfast.metric_names import COUNTERS, INFO_HELP, INFO_LABELS, INFO_NAME, prometheus_name
 from kvfast.stats import Stats
 
+# What happens in a worker and vLLM does not count, or counts otherwise; the rest of kvfast's counters are
+# about parts that do not run in vLLM, or are vLLM's own under another name.
+COUNTED: Final = (
+    "transfers",
+    "bytes",
+    "descriptors",
+    "unsampled_transfers",
+    "failed_transfers",
+    "finished_requests",
+    "failed_requests",
+    "stalled_requests",
+    "expired_leases",
+    "bad_notifs",
+    "blind_releases",
+    "release_retries",
+    "dead_peers",
+)
 COUNTS: Final = "kvfast_counts"
 INFO: Final = "kvfast_info"
 # Reading the counters costs some tens of microseconds, and a step may take less than one millisecond.
@@ -49,8 +66,8 @@ class CounterReader:
     def __init__(self, stats: Stats, clock: Callable[[], float] = time.monotonic) -> None:
         self._stats = stats
         self._clock = clock
-        self._next = clock()
-        self._sent: dict[str, int] = dict.fromkeys(COUNTERS, 0)
+        self._next = clock() + _READ_EVERY_S  # so that a worker that has done nothing has nothing to tell
+        self._sent: dict[str, int] = dict.fromkeys(COUNTED, 0)
         self._infos_sent = 0
 
     def add_to(self, data: dict[str, list[Any]]) -> None:
@@ -86,11 +103,13 @@ class KvfastPromMetrics(NixlPromMetrics):  # type: ignore[misc]
         self._kvfast_counters = {
             name: create_metric_per_engine(
                 self._counter_cls(
-                    name=prometheus_name(metric), documentation=metric.help, labelnames=labelnames
+                    name=prometheus_name(COUNTERS[name]),
+                    documentation=COUNTERS[name].help,
+                    labelnames=labelnames,
                 ),
                 per_engine_labelvalues,
             )
-            for name, metric in COUNTERS.items()
+            for name in COUNTED
         }
         self._kvfast_info = self._gauge_cls(
             name=INFO_NAME, documentation=INFO_HELP, labelnames=[*labelnames, *INFO_LABELS]

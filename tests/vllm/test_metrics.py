@@ -12,9 +12,10 @@ pytest.importorskip("vllm")
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from kvfast.testing import ScriptedAgent
+from kvfast.metric_names import COUNTERS
+from kvfast.testing import ScriptedAgent, nixlRemoteDisconnectError
 from kvfast.vllm.connector import KvfastNixlPullConnector
-from kvfast.vllm.metrics import KvfastStats
+from kvfast.vllm.metrics import COUNTED, KvfastStats
 from tests.vllm import rig
 
 
@@ -25,6 +26,7 @@ def stats_of(worker: Any) -> Any:
 
 def test_a_step_without_events_sends_nothing() -> None:
     worker = rig.make(rig.OURS["pull"], ScriptedAgent())
+    assert worker.get_kv_connector_stats() is None  # as vLLM's own, after a start
     assert stats_of(worker) is not None  # how it runs, once
     assert stats_of(worker) is None
 
@@ -44,6 +46,7 @@ def test_numbers_of_a_failure_and_a_success() -> None:
     assert joined.data["num_failed_transfers"] == [1]
     assert joined.data["bytes_transferred"] == [1]
     counted = {"transfers": 1, "bytes": 1, "descriptors": 1, "failed_transfers": 1}
+    counted |= {"finished_requests": 1, "failed_requests": 1}
     assert dict(joined.data["kvfast_counts"]) == counted
     assert joined.reduce()["Num successful transfers"] == 1
 
@@ -62,6 +65,50 @@ def test_numbers_of_a_failure_and_a_success() -> None:
         "scan": "all",
         "version": "",
     }
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_how_requests_end_is_counted(mode: str) -> None:
+    agent = ScriptedAgent()
+    worker = rig.make(rig.OURS[mode], agent)
+    worker._log_failure = lambda **_: None
+    rig.sending(worker, "late", lease_s=-1.0)
+    if mode == "pull":
+        rig.sending(worker, "read")
+        agent.deliver_notif(rig.AGENT, b"read:1")
+        rig.receive(worker, "dead", in_state(agent, "DISCONNECT"))
+    else:
+        rig.sending(worker, "written", in_state(agent, "DONE"))
+        agent.refuse_notifs(rig.AGENT, error=nixlRemoteDisconnectError("gone"))
+        rig.receive(worker, "dead")
+        worker._send_heartbeats(rig.heartbeat("dead"))
+    worker.get_transfer_results()
+    found = worker._kvfast.stats.snapshot()
+    names = ("finished_requests", "failed_requests", "expired_leases", "dead_peers")
+    assert [found[name] for name in names] == [1, 1, 1, int(mode == "push")]
+    assert len(worker.xfer_stats.data["num_kv_expired_reqs"]) == 1
+    assert set(names) <= set(COUNTED) <= set(COUNTERS)
+
+
+def test_a_peer_that_a_transfer_found_dead_is_counted_once() -> None:
+    agent = ScriptedAgent()
+    worker = rig.make(rig.OURS["push"], agent)
+    handles = [in_state(agent, "DISCONNECT") for _ in range(2)]
+    for handle in handles:
+        worker._sending_transfers.note_peer(handle, rig.AGENT)
+    rig.sending(worker, "r", *handles)
+    for _ in range(3):
+        worker.get_transfer_results()
+    assert worker._kvfast.stats.snapshot()["dead_peers"] == 1
+    assert worker._kvfast.dead_agents == set()  # nothing of a removed engine stays
+    assert agent.removed == [rig.AGENT]
+
+
+def in_state(agent: ScriptedAgent, state: str) -> Any:
+    handle = agent.prepare()
+    agent.transfer(handle)
+    agent.set_state(handle, state)
+    return handle
 
 
 def test_plain_stats_can_be_joined() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvfast.vllm.options import Options
-from kvfast.vllm.versions import VERSIONS, UnsupportedVllmError, check_vllm
+from kvfast.vllm.versions import VERSIONS, UnsupportedVllmError, VllmVersion, check_vllm
 
 
 def test_options_are_read_and_the_rest_is_left_alone() -> None:
@@ -47,17 +47,17 @@ def test_a_supported_vllm(found: str) -> None:
     assert check_vllm(found) in VERSIONS.values()
 
 
-def test_the_plugin_can_be_loaded_twice() -> None:
+def test_the_installed_vllm_is_as_the_table_says() -> None:
     pytest.importorskip("vllm")
-    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBaseConnectorWorker
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import RemoteMeta
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
 
-    from kvfast.vllm.plugin import CONNECTORS, register
-
-    register()
-    register()
-    for name in CONNECTORS:
-        cls = KVConnectorFactory.get_connector_class_by_name(name)
-        assert cls.__module__ == "kvfast.vllm.connector"
+    assert check_vllm() == VllmVersion(
+        marks_invalid_engines=hasattr(NixlBaseConnectorWorker, "_mark_remote_engine_invalid"),
+        counts_late_notifs=hasattr(NixlKVConnectorStats, "record_notification_after_expiry"),
+        registration_generations=hasattr(RemoteMeta, "registration_generation"),
+    )
 
 
 def test_hma_stays_supported() -> None:
