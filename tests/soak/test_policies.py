@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +12,15 @@ import pytest
 from kvfast.testing import ScriptedAgent
 from kvfast.testing.soak.policies import Ended, Policy, make_policy
 from kvfast.testing.soak.settings import POLICIES, SoakSettings
+
+
+@pytest.fixture(autouse=True)
+def let_go() -> Iterator[None]:
+    """Drop here the tables that a test leaves with handles in flight, not in the middle of another test."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def start(policy_name: str, backend: str = "python") -> tuple[ScriptedAgent, Policy, list[Any]]:

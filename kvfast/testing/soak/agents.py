@@ -82,6 +82,7 @@ class NotifFaults:
         self._clock = clock
         self._late: list[tuple[float, int, str, bytes]] = []
         self.counts: dict[str, int] = {}
+        self.undelivered = 0  # of the late ones: the peer had gone
 
     def send_notif(self, peer: str, notif_msg: bytes) -> None:
         """Send a message, or do to it what is planned."""
@@ -109,7 +110,7 @@ class NotifFaults:
             try:
                 self._send(peer, message)
             except Exception:
-                self._count("notif-late-undelivered")
+                self.undelivered += 1
 
     def _count(self, fault: str) -> None:
         self.counts[fault] = self.counts.get(fault, 0) + 1

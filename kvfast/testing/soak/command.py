@@ -80,6 +80,34 @@ def _faults(_context: click.Context, _parameter: click.Parameter, value: str) ->
     help="Factor on how often each fault of a single request comes.",
 )
 @click.option(
+    "--lease-s",
+    type=click.FloatRange(0, min_open=True),
+    default=4.0,
+    show_default=True,
+    help="Seconds of a producer's lease; heartbeats extend it.",
+)
+@click.option(
+    "--short-lease-s",
+    type=click.FloatRange(0, min_open=True),
+    default=0.3,
+    show_default=True,
+    help="Seconds of the lease that the fault ``lease`` gives, and nobody extends.",
+)
+@click.option(
+    "--lost-s",
+    type=click.FloatRange(0),
+    default=6.0,
+    show_default=True,
+    help="Seconds for which LOST handles are kept in quarantine.",
+)
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Give up when nothing has moved for so many seconds.",
+)
+@click.option(
     "--network",
     is_flag=True,
     help="Run ranks and decode in network namespaces of their own, and break the network (root only).",

@@ -20,6 +20,7 @@ from kvfast_ext import backend_name, select_backend
 
 from .agents import FaultyAgent, NotifFaults
 from .events import Events
+from .imports import leave_torch_out
 from .loop import DecodeLoop
 from .mailbox import Mailbox
 from .network import enter_namespace
@@ -167,6 +168,9 @@ class Decode:
             "canaries_checked": loop.witness.canaries_checked,
             "injected": self._injected(),
             "events": self.events.log,
+            "bad_notifs": loop.counts.bad_notifs,
+            "unsent": loop.counts.unsent,
+            "undelivered": self._notif_faults.undelivered,
             "stuck": self._stuck,
             "quarantine": loop.policy.quarantine.summary(),
             "counters": loop.policy.counters(),
@@ -190,6 +194,7 @@ def serve(parent: Conversation) -> None:
 def main(parent: str) -> None:
     """Run decode."""
     enter_namespace()
+    leave_torch_out()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     with converse(int(parent)) as supervisor:
         serve(supervisor)

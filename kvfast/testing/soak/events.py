@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from typing import Any, Final, Protocol
 
@@ -47,7 +47,7 @@ class Events:
         agent: Any,
         policy: PeerRemover,
         sources: Sources,
-        plans: list[EventPlan],
+        plans: Iterable[EventPlan],
         send: Callable[[Message], None],
         sleep: Callable[[float], object] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -57,7 +57,8 @@ class Events:
         self._agent = agent
         self._policy = policy
         self._sources = sources
-        self._plans = plans[::-1]
+        self._plans = iter(plans)
+        self._next = next(self._plans, None)
         self._send = send
         self._sleep = sleep
         self._clock = clock
@@ -81,8 +82,9 @@ class Events:
             heappop(self._later)[2]()
         self._finish_removals()
         self._finish_arrivals()
-        if self._plans and posted >= self._plans[-1].at_request:
-            self._start(self._plans.pop())
+        if self._next is not None and posted >= self._next.at_request:
+            plan, self._next = self._next, next(self._plans, None)
+            self._start(plan)
 
     def arrive(self, source: Source) -> None:
         """Take in a rank that was started to replace another."""

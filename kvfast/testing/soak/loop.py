@@ -46,6 +46,7 @@ class Counts:
     handles: int = 0
     injected: dict[str, int] = field(default_factory=dict)
     unsent: int = 0
+    bad_notifs: int = 0
 
     def inject(self, fault: str) -> None:
         """Count one injected fault."""
@@ -150,6 +151,11 @@ class DecodeLoop(ABC):
     def _ask_again(self, source: Source, now: float) -> None:
         """Ask a rank again for what it, or its answer, must have missed."""
 
+    def _extends_lease(self, request: Request, now: float) -> bool:
+        """Tell whether a heartbeat names this request."""
+        del now
+        return "lease" not in request.plan.faults
+
     @abstractmethod
     def _take_notif(self, source: Source, message: bytes) -> None:
         """Take a message that is about no freed blocks."""
@@ -202,7 +208,7 @@ class DecodeLoop(ABC):
         source.positions.freed(positions)
 
     def _heartbeat(self, now: float) -> None:
-        ids = [r for r, request in self.outstanding.items() if "lease" not in request.plan.faults]
+        ids = [r for r, request in self.outstanding.items() if self._extends_lease(request, now)]
         for source in self._sources:
             if source.state not in (UP, REMOVING):  # while a removal waits, requests still need answers
                 continue

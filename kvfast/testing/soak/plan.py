@@ -6,7 +6,7 @@ So every policy, backend and machine gets the same faults, however fast it is.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,19 +68,17 @@ def request_plan(settings: SoakSettings, number: int) -> RequestPlan:
     return RequestPlan(number, blocks, faults, dice.randrange(1 << 16), dice.randint(1, 3), wrapped)
 
 
-def event_plans(settings: SoakSettings, network: Sequence[str] = ()) -> list[EventPlan]:
-    """Return the faults of processes and peers, in order; each kind comes once before any comes again.
+def event_plans(settings: SoakSettings, network: Sequence[str] = ()) -> Iterator[EventPlan]:
+    """Yield the faults of processes and peers, in order; each kind comes once before any comes again.
 
     ``network`` names the faults of the network that are possible.
     """
     kinds = (*settings.event_faults, *network)
     if not kinds:
-        return []
+        return
     dice = random.Random(f"{settings.seed}/events")
-    plans: list[EventPlan] = []
+    deck: list[str] = []
     for at in range(settings.fault_every, settings.requests, settings.fault_every):
-        if not len(plans) % len(kinds):
-            deck = dice.sample(kinds, len(kinds))
+        deck = deck or dice.sample(kinds, len(kinds))
         seconds = _PAUSE_S if deck[-1] == "pause" else dice.uniform(*_STOP_S)
-        plans.append(EventPlan(at, deck.pop(), dice.randrange(1 << 16), seconds, dice.random() < 0.5))
-    return plans
+        yield EventPlan(at, deck.pop(), dice.randrange(1 << 16), seconds, dice.random() < 0.5)

@@ -11,6 +11,7 @@ from .ring import FAILED, WriteOrder, decode_failed, encode_write
 from .sources import Source
 
 _MISSED_S: Final = 3.0  # without an answer for so long, a rank is asked again
+_PATIENCE_S: Final = 3.0  # for so long a request's leases are extended
 
 
 class PushLoop(DecodeLoop):
@@ -39,6 +40,10 @@ class PushLoop(DecodeLoop):
                 request.asked_at[source.key] = now
                 self._order(source, request, list(share.positions))
 
+    def _extends_lease(self, request: Request, now: float) -> bool:
+        # A send that has failed leaves with its lease. Who waits for its end must let that run out.
+        return super()._extends_lease(request, now) and now - request.posted_at < _PATIENCE_S
+
     def _take_notif(self, source: Source, message: bytes) -> None:
         if message.startswith(FAILED):
             req_id, producers = decode_failed(message)
@@ -48,4 +53,4 @@ class PushLoop(DecodeLoop):
         if isinstance(notif, Consumed):
             self.policy.notified(notif.req_id, notif.count, failed=False, peer=source.name)
         else:
-            self.counts.inject("bad notification ignored")
+            self.counts.bad_notifs += 1

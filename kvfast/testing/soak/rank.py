@@ -14,6 +14,7 @@ from kvfast.agent import open_agent
 from kvfast.demo.prefill import register
 from kvfast.demo.process import Conversation, Message, converse
 
+from .imports import leave_torch_out
 from .mailbox import Mailbox
 from .network import enter_namespace
 from .ring import RankMemory, encode_freed
@@ -22,6 +23,7 @@ from .settings import SoakSettings, settings_from
 logger = logging.getLogger(__name__)
 
 _STEP_S: Final = 0.001
+_TALLY_S: Final = 0.5  # a rank that is killed has told what it had counted so long ago
 _FOR_EVER_S: Final = 1e6
 
 
@@ -111,6 +113,7 @@ def serve(kind: type[SoakRank], settings: SoakSettings, parent: Conversation) ->
     part = mailbox.wait(_FOR_EVER_S)
     rank = kind(part["name"], part["key"], part["column"], settings)
     parent.send(rank.introduce())
+    next_tally = time.monotonic() + _TALLY_S
     while not mailbox.closed:
         for message in mailbox.take():
             if "decode" in message:
@@ -120,6 +123,9 @@ def serve(kind: type[SoakRank], settings: SoakSettings, parent: Conversation) ->
             else:
                 mailbox.send({"stats": rank.stats()})
         rank.step()
+        if time.monotonic() >= next_tally:
+            next_tally = time.monotonic() + _TALLY_S
+            mailbox.send({"tally": rank.stats()})
         time.sleep(_STEP_S)
 
 
@@ -127,6 +133,7 @@ def run_rank(kind: type[SoakRank], argv: Sequence[str]) -> None:
     """Run the process of a rank: argv is the parent's pid and the settings."""
     parent, settings = argv
     enter_namespace()
+    leave_torch_out()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     with converse(int(parent)) as supervisor:
         serve(kind, settings_from(json.loads(settings)), supervisor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -91,7 +91,7 @@ def _column(result: SoakResult) -> dict[str, str]:
         "finished": str(measured["finished"]),
         "failed": str(measured["failed"]),
         "aborted": str(measured["aborted"]),
-        "faults": str(measured["faults"]),
+        "faults": str(sum(result.injected.values())),
         "corrupted": _alarming(result.problems["corrupted"]),
         "lost": _alarming(result.problems["lost"]),
         "twice": _alarming(result.problems["reported twice"]),
@@ -111,10 +111,8 @@ def _show_details(result: SoakResult, console: Console) -> None:
         f"{measured['bytes_checked']:,} bytes and {measured['canaries_checked']:,} canaries checked",
         markup=False,
     )
-    injected: dict[str, Any] = measured["injected"]
-    console.print(
-        "  faults: " + ", ".join(f"{name} {n}" for name, n in sorted(injected.items())), markup=False
-    )
+    faults = ", ".join(f"{name} {n}" for name, n in result.injected.items())
+    console.print(f"  faults: {faults or 'none'}", markup=False)
     for reason in measured.get("skipped", []):
         console.print(f"  skipped: {reason}", markup=False)
     for found in measured["corruptions"][:_MOST_SHOWN]:

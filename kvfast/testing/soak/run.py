@@ -8,8 +8,9 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from kvfast.demo.errors import DeadlineError, DemoError
 from kvfast.demo.process import LOOPBACK_ENV, Child, Message, uninterrupted
 
 from .network import Network
+from .policies import QuarantineLog
 from .settings import SoakSettings
 
 _START_S: Final = 600.0
@@ -35,6 +37,7 @@ class _Rank:
     name: str
     child: Child
     ready: bool = False
+    tally: Message = field(default_factory=dict)  # what it has counted, as it has last told
     stops: int = 0  # faults overlap: it is continued when the last of them is over
     intro: Message | None = None
 
@@ -60,6 +63,8 @@ class Supervisor:
         with self._processes():
             result = self._converse()
             result["ranks"] = self._ask_ranks()
+            killed = (rank for rank in self._ranks.values() if not rank.child.alive)
+            result["killed_ranks"] = [{"name": rank.name, **rank.tally} for rank in killed]
             result["skipped"] = self._network.skipped
         return result
 
@@ -116,7 +121,7 @@ class Supervisor:
                 self._handle(message)
             elif time.monotonic() - quiet_since > self._settings.timeout_s:
                 raise DeadlineError(f"decode said nothing for {self._settings.timeout_s:g} s")
-            self._welcome()
+            self._hear_ranks()
             self._do_timers()
 
     def _handle(self, message: Message) -> None:
@@ -132,6 +137,7 @@ class Supervisor:
             return
         rank = self._ranks[message["key"]]
         if verb == "replace":
+            self._hear(rank)
             rank.child.kill()
             self._running.send({"killed": rank.name})
             self._launch(rank.column, message["name"])
@@ -172,14 +178,19 @@ class Supervisor:
         while self._timers and self._timers[0][0] <= time.monotonic():
             heappop(self._timers)[2]()
 
-    def _welcome(self) -> None:
-        """Tell decode of ranks that have started meanwhile."""
+    def _hear_ranks(self) -> None:
         for rank in self._ranks.values():
-            if not rank.ready:
-                message = _try_receive(rank.child, 0.0)
-                if message is not None:
-                    self._introduce(rank, message)
-                    self._running.send({"rank": rank.intro})
+            if rank.child.alive:
+                self._hear(rank)
+
+    def _hear(self, rank: _Rank) -> None:
+        """Take what a rank has said: its counts, or that it has started, which decode is told."""
+        while (message := _try_receive(rank.child, 0.0)) is not None:
+            if rank.ready:
+                rank.tally = message["tally"]
+            else:
+                self._introduce(rank, message)
+                self._running.send({"rank": rank.intro})
 
     def _introduce(self, rank: _Rank, message: Message) -> None:
         rank.ready = True
@@ -209,10 +220,18 @@ def _ask(rank: _Rank, what: str) -> None:
 def _drained_stats(rank: _Rank, deadline: float) -> Message:
     while True:
         _ask(rank, "stats")
-        stats: Message = rank.child.receive(_START_S)["stats"]
+        stats = _next_stats(rank)
         if not (stats["tracked"] or stats["left_handles"]) or time.monotonic() > deadline:
             return stats
         time.sleep(_TICK_S)
+
+
+def _next_stats(rank: _Rank) -> Message:
+    while True:
+        message = rank.child.receive(_START_S)
+        if "stats" in message:
+            stats: Message = message["stats"]
+            return stats
 
 
 def _signal(rank: _Rank, verb: str) -> None:
@@ -246,22 +265,30 @@ class SoakResult:
         """What must not have happened, and how often it did."""
         measured = self.measured
         ranks = measured["ranks"]
+        everyone = [*ranks, *measured["killed_ranks"]]
         return {
             "corrupted": measured["corrupted"],
             "lost": len(measured["lost"]) + sum(rank["tracked"] for rank in ranks),
-            "reported twice": measured["twice"] + sum(rank["twice"] for rank in ranks),
+            "reported twice": measured["twice"] + sum(rank.get("twice", 0) for rank in everyone),
             "leaked": max(measured["leaked"], measured["left_handles"])
             + sum(rank["left_handles"] for rank in ranks),
         }
 
     @property
     def quarantine(self) -> dict[str, float]:
-        """Quarantine at decode and at the ranks that lived to the end, together."""
-        parts = [
-            self.measured["quarantine"],
-            *(r["quarantine"] for r in self.measured["ranks"] if "quarantine" in r),
-        ]
-        return {name: (max if "max" in name else sum)(part[name] for part in parts) for name in parts[0]}
+        """Quarantine at decode and at the ranks, the killed ones included, together."""
+        held = [part for part in self._parts("quarantine") if part["requests"]]
+        parts = held or [QuarantineLog().summary()]
+        how = {"seconds_min": min, "seconds_max": max}
+        return {name: how.get(name, sum)(part[name] for part in parts) for name in parts[0]}
+
+    @property
+    def injected(self) -> dict[str, int]:
+        """How many faults of each kind there were, at decode and at the ranks."""
+        total: Counter[str] = Counter()
+        for part in self._parts("injected"):
+            total.update(part)
+        return dict(sorted(total.items()))
 
     @property
     def ok(self) -> bool:
@@ -275,8 +302,16 @@ class SoakResult:
             "problems": self.problems,
             "seconds": round(self.seconds, 1),
             **{k: v for k, v in self.measured.items() if k not in ("seconds", "problems")},
+            "injected": self.injected,
+            "faults": sum(self.injected.values()),
+            "quarantine": self.quarantine,
             "settings": asdict(self.settings),
         }
+
+    def _parts(self, name: str) -> list[dict[str, Any]]:
+        """Return what decode and each rank have told under a name; not all of them tell everything."""
+        tellers = [self.measured, *self.measured["ranks"], *self.measured["killed_ranks"]]
+        return [teller[name] for teller in tellers if name in teller]
 
 
 def run_soak(settings: SoakSettings, progress: Progress | None = None) -> SoakResult:
