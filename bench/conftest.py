@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from bench import bare_loop, gates, real
-from bench.report import Report, machine
-from bench.vllm_loop import SmallStats, VllmLoop
+from bench.gates import FLOORS
+from bench.report import Report
+from kvfast.bench import bare_loop, real, subjects
+from kvfast.bench.machine import machine
+from kvfast.benchgate import GateBook, load
 from kvfast_ext import cython_available, select_backend
 from tests.nixl.rank import nixl_missing
 
@@ -22,7 +24,7 @@ FIRST = Path(__file__).with_name("test_simulated.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[REPORT] = Report(gates.GateBook(gates.load()))
+    config.stash[REPORT] = Report(GateBook(load(FLOORS)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,7 +45,7 @@ def report(pytestconfig: pytest.Config) -> Report:
 
 
 @pytest.fixture(scope="session")
-def book(report: Report) -> gates.GateBook:
+def book(report: Report) -> GateBook:
     return report.book
 
 
@@ -92,16 +94,11 @@ def flight(link: real.Link) -> Iterator[real.Flight]:
 
 
 @pytest.fixture(scope="module")
-def sweeps(flight: real.Flight, cython: ModuleType, python: ModuleType) -> dict[str, Callable[[], object]]:
+def backends(cython: ModuleType, python: ModuleType) -> dict[str, ModuleType]:
+    return {"cython": cython, "python": python}
+
+
+@pytest.fixture(scope="module")
+def sweeps(flight: real.Flight, backends: dict[str, ModuleType]) -> dict[str, subjects.Sweep]:
     """A sweep of each subject over the same transfers in flight."""
-    loop = VllmLoop(flight.link.agent, dict(flight.transfers), SmallStats(), _refuse)
-    return {
-        "per-handle loop": loop.sweep,
-        "python all": flight.sweeper(python, "all"),
-        "cython all": flight.sweeper(cython, "all"),
-        "cython watch": flight.sweeper(cython, "watch"),
-    }
-
-
-def _refuse(req_id: str, what: object) -> None:
-    raise AssertionError(f"{req_id}: {what!r} is not in flight")
+    return subjects.sweepers(flight, backends)

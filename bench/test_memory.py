@@ -11,8 +11,8 @@ from types import ModuleType
 
 import kvfast_ext
 from bench import memory
-from bench.gates import GateBook
 from bench.report import Report
+from kvfast.benchgate import GateBook
 
 
 def test_memory_of_a_handle(cython: ModuleType, book: GateBook, report: Report) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bench.gates import GateBook
-from bench.race import Burst, Race, calls, shortest
 from bench.report import Report
-from bench.simulated import cpu_clock
 from kvfast import Receiver, Sender
+from kvfast.bench.race import Burst, Race, calls, shortest
+from kvfast.bench.simulated import cpu_clock
+from kvfast.benchgate import GateBook
 from kvfast_ext import SimulatedAgent
 from kvfast_ext.states import SUCCESS
 

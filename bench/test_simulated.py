@@ -9,21 +9,22 @@ from typing import Any
 
 import pytest
 
-from bench import bare_loop
-from bench.gates import GateBook
-from bench.race import Race
 from bench.report import Report
-from bench.simulated import (
+from kvfast.bench import bare_loop
+from kvfast.bench.race import Race
+from kvfast.bench.simulated import (
     SimulatedTable,
     bookkeeping_burst,
+    drain,
     each,
     finished_burst,
     in_flight_burst,
 )
+from kvfast.benchgate import GateBook
 
 FEW, MANY = 1_000, 100_000
 FINISHED_SIZES = (256, FEW, MANY)
-FLIGHT_SIZES = (4, 32, 256, FEW, 10_000, MANY)
+FLIGHT_SIZES = (1, 4, 32, 256, FEW, 10_000, MANY)
 ROUNDS = 6
 LIMIT = f"bare C++ loop, {FEW:,} handles"
 BOOKKEEPING = f"dict pop and list append, {FEW:,} items"
@@ -37,7 +38,7 @@ def flights(cython: ModuleType) -> Iterator[dict[int, SimulatedTable]]:
         table.fill()
     yield tables
     for table in tables.values():
-        table.drain()
+        drain(table)
 
 
 @pytest.fixture(scope="module")

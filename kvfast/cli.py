@@ -23,7 +23,7 @@ EXIT_INTERRUPTED: Final = 130
 
 
 # Commands whose code is in a part of its own, which is loaded when one of them is asked for.
-_ELSEWHERE: Final = {"soak": "kvfast.testing.soak.command"}
+_ELSEWHERE: Final = {"bench": "kvfast.bench.command", "soak": "kvfast.testing.soak.command"}
 
 
 class _Commands(click.Group):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -9,12 +10,22 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Final
 
-from tests.nixl.rank import Decode, Rank
+import numpy as np
+
+from kvfast.agent import open_agent
+from kvfast.demo.pattern import Bytes
+from kvfast.demo.prefill import register
+from kvfast.demo.process import LOOPBACK_ENV
+from kvfast.demo.rank import Rank
+
+from .errors import BenchError
 
 REQUESTS: Final = 64
 PER_REQUEST: Final = 4
 HANDLES: Final = REQUESTS * PER_REQUEST
 BLOCKS: Final = HANDLES
+BLOCK_BYTES: Final = 4096
+_PATIENCE_S: Final = 30.0
 
 Transfers = dict[str, list[Any]]  # handles by request
 
@@ -22,16 +33,16 @@ Transfers = dict[str, list[Any]]  # handles by request
 class Link:
     """A rank in its own process and an agent in this one, connected over UCX on loopback TCP."""
 
-    def __init__(self, rank: Rank, decode: Decode) -> None:
+    def __init__(self, rank: Rank, agent: Any, memory: Bytes) -> None:
         self.rank = rank
-        self.decode = decode
-        self.agent = decode.agent
-        self.binding = decode.agent.agent
+        self.agent = agent
+        self.binding = agent.agent
+        self._memory = memory
 
     def post(self, requests: int = REQUESTS, per_request: int = PER_REQUEST) -> Transfers:
         """Post READs of a block each: `requests` requests of `per_request` handles."""
         return {
-            f"request-{i}": [self._read(i * per_request + j) for j in range(per_request)]
+            f"request-{i}": [self._read((i * per_request + j) % BLOCKS) for j in range(per_request)]
             for i in range(requests)
         }
 
@@ -43,8 +54,7 @@ class Link:
         behind it each side of a comparison starts from the same state.
         """
         transfers = self.post(requests, per_request)
-        states = self.decode.wait(*(handle for handles in transfers.values() for handle in handles))
-        assert set(states) == {"DONE"}, states
+        self.wait([handle for handles in transfers.values() for handle in handles])
         return transfers
 
     def landed(self) -> Transfers:
@@ -53,29 +63,79 @@ class Link:
         That NIXL's progress thread has noticed as well can't be known without asking, so it gets a
         little time; whoever polls then has to count with stragglers.
         """
-        memory = self.decode.memory
-        memory[:] = 0
+        self._memory[:] = 0
         transfers = self.post()
         expected = self.rank.expected(0, BLOCKS)
-        deadline = time.monotonic() + 30.0
-        while not (memory == expected).all():
-            assert time.monotonic() < deadline, "the bytes did not come"
+        deadline = time.monotonic() + _PATIENCE_S
+        while not (self._memory == expected).all():
+            if time.monotonic() > deadline:
+                raise BenchError("the bytes of READs did not come")
         time.sleep(0.005)
         return transfers
 
-    def _read(self, number: int) -> Any:
-        return self.decode.read(self.rank, number % BLOCKS, number % BLOCKS)
+    def wait(self, handles: list[Any]) -> None:
+        """Poll until every handle is DONE; BenchError if one ends otherwise, or too late."""
+        deadline = time.monotonic() + _PATIENCE_S
+        left = handles
+        while left := [handle for handle in left if self.state(handle) != "DONE"]:
+            if time.monotonic() > deadline:
+                raise BenchError(f"{len(left)} of {len(handles)} READs are not DONE after {_PATIENCE_S:g} s")
+
+    def state(self, handle: Any) -> str:
+        """Return ``"PROC"`` or ``"DONE"``; anything else is a BenchError."""
+        try:
+            state = str(self.agent.check_xfer_state(handle))
+        except Exception as error:
+            raise BenchError(f"a READ has failed: {error!r}") from error
+        if state not in ("PROC", "DONE"):
+            raise BenchError(f"a READ has failed: {state}")
+        return state
+
+    def _read(self, block: int) -> Any:
+        start = block * BLOCK_BYTES
+        sides = [
+            self.agent.get_xfer_descs([(base + start, BLOCK_BYTES, 0)], "DRAM")
+            for base in (self._memory.ctypes.data, self.rank.address)
+        ]
+        handle = self.agent.initialize_xfer("READ", *sides, self.rank.name, b"")
+        self.agent.transfer(handle)
+        return handle
 
 
 @contextmanager
 def link() -> Iterator[Link]:
-    """Start a rank and an agent, and have them exchange bytes once, so that they are connected."""
-    with Rank(blocks=BLOCKS) as rank, Decode("bench", blocks=BLOCKS) as decode:
-        decode.connect(rank)
-        found = Link(rank, decode)
+    """Start a rank and an agent, and have them exchange bytes once, so that they are connected.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If NIXL is missing, or can't be used.
+    """
+    with Rank(blocks=BLOCKS, block_bytes=BLOCK_BYTES) as rank, _loopback():
+        agent: Any = open_agent("kvfast-bench")
+        memory: Bytes = np.zeros((BLOCKS, BLOCK_BYTES), np.uint8)
+        registered = register(agent, memory)
+        agent.add_remote_agent(rank.metadata)
+        found = Link(rank, agent, memory)
         for handles in found.done(1, 1).values():
-            decode.agent.release_xfer_handle(*handles)
+            agent.release_xfer_handle(*handles)
         yield found
+        agent.remove_remote_agent(rank.name)
+        agent.deregister_memory(registered)
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in LOOPBACK_ENV}
+    os.environ.update(LOOPBACK_ENV)  # UCX reads them when an agent is made
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 class Flight:
@@ -116,11 +176,12 @@ def in_flight(on: Link, requests: int = REQUESTS, per_request: int = PER_REQUEST
     on.rank.stop()
     flight = Flight(on, on.post(requests, per_request))
     try:
-        assert {on.decode.state(handle) for handle in flight.handles} == {"PROC"}
+        if {on.state(handle) for handle in flight.handles} != {"PROC"}:
+            raise BenchError("a READ from a stopped peer is DONE")
         yield flight
     finally:
         on.rank.cont()
-        on.decode.wait(*flight.handles)
+        on.wait(flight.handles)
         flight.drop_tables()
         for handle in flight.handles:
             handle._released = False  # the tables have marked it, so that its finaliser lets it be

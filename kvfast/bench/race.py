@@ -27,21 +27,31 @@ class Race:
 
     def run(self, rounds: int) -> None:
         """Give every subject `rounds` more bursts; who begins a round changes with each."""
-        names = list(self.subjects)
         gc.collect()
         gc.disable()  # a collection belongs to no subject
         try:
             for _ in range(rounds):
-                start = self.rounds % len(names)
-                for name in names[start:] + names[:start]:
-                    self.best[name] = min(self.best[name], self.subjects[name]())
-                self.rounds += 1
+                self._round()
         finally:
             gc.enable()
+
+    def run_for(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Run whole rounds, and at least two, until so much time has passed."""
+        end = clock() + seconds
+        self.run(2)
+        while clock() < end:
+            self.run(1)
 
     def ratio(self, above: str, below: str) -> float:
         """Return the shortest burst of one subject divided by that of another."""
         return self.best[above] / self.best[below]
+
+    def _round(self) -> None:
+        names = list(self.subjects)
+        start = self.rounds % len(names)
+        for name in names[start:] + names[:start]:
+            self.best[name] = min(self.best[name], self.subjects[name]())
+        self.rounds += 1
 
 
 def calls(function: Callable[[], object], times: int, clock: Clock = time.perf_counter_ns) -> Burst:

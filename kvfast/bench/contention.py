@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 
@@ -54,3 +54,31 @@ def beside_a_busy_thread(sweep: Callable[[], object], seconds: float) -> Rates:
     finally:
         busy.stop()
     return Rates(sweeps / spent, units / spent)
+
+
+class Contest:
+    """Pollers that take turns beside a busy thread; the best rates of each so far in ``best``.
+
+    As in a `Race`: whatever else the machine does lowers a rate, and hits all alike. A burst gives
+    both rates, and they are kept apart, each from the burst in which it was highest.
+    """
+
+    def __init__(self, sweeps: Mapping[str, Callable[[], object]], seconds: float) -> None:
+        self.sweeps = dict(sweeps)
+        self.best = dict.fromkeys(sweeps, Rates(0.0, 0.0))
+        self._seconds = seconds
+
+    def run(self, rounds: int) -> None:
+        """Give every poller `rounds` more bursts."""
+        for _ in range(rounds):
+            for name, sweep in self.sweeps.items():
+                seen = beside_a_busy_thread(sweep, self._seconds)
+                self.best[name] = Rates(*map(max, self.best[name], seen))
+
+    def sweeps_ratio(self, above: str, below: str) -> float:
+        """Return how many sweeps one got for each of the other."""
+        return self.best[above].sweeps / self.best[below].sweeps
+
+    def work_ratio(self, above: str, below: str) -> float:
+        """Return how much the busy thread got done beside one, for each unit beside the other."""
+        return self.best[above].work / self.best[below].work

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from .errors import BenchError
+
 _SOURCE: Final = Path(__file__).with_suffix(".cpp")
 _ABI: Final = b"system_libstdcpp_gxx_abi_1xxx_use_cxx11_abi_1"  # NIXL's wheels are built with it
 _SYMBOLS: Final = (
@@ -33,12 +35,15 @@ def compiler() -> str | None:
 
 
 def build(folder: Path) -> ctypes.CDLL:
-    """Compile the loop into `folder` and load it; raise what the compiler's failure raises."""
+    """Compile the loop into `folder` and load it; BenchError if that can't be done."""
     cxx = compiler()
     if cxx is None:
-        raise FileNotFoundError("no C++ compiler: set CXX, or install g++")
+        raise BenchError("no C++ compiler: set CXX, or install g++")
     target = folder / "bare_loop.so"
-    subprocess.run([cxx, "-std=c++17", "-O2", "-shared", "-fPIC", "-o", target, _SOURCE], check=True)
+    command = [cxx, "-std=c++17", "-O2", "-shared", "-fPIC", "-o", str(target), str(_SOURCE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BenchError(f"{cxx} can't compile the bare loop: {done.stderr.strip()}")
     library = ctypes.CDLL(str(target))
     for name in ("check_all", "finish_all"):
         getattr(library, name).restype = ctypes.c_int64
@@ -112,7 +117,7 @@ def _agent_pointer(library: ctypes.CDLL, binding: Any) -> int:
     wanted = new(library.agent_type(), library.type_info_name(), None)
     capsule = binding._pybind11_conduit_v1_(_ABI, wanted, b"raw_pointer_ephemeral")
     if capsule is None:
-        raise RuntimeError(f"the binding was not built for the C++ ABI {_ABI.decode()}")
+        raise BenchError(f"the binding was not built for the C++ ABI {_ABI.decode()}")
     return int(get(capsule, b"9nixlAgent"))
 
 
@@ -123,5 +128,5 @@ def _pointers(ids: Iterable[int]) -> tuple[ctypes.Array[ctypes.c_void_p], int]:
 
 def _seconds(spent: int, problem: str) -> float:
     if spent < 0:
-        raise RuntimeError(problem)
+        raise BenchError(problem)
     return spent / 1e9

@@ -1,0 +1,104 @@
+"""Races and contests: what counts is the best burst of each."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import pytest
+
+from kvfast.bench import contention
+from kvfast.bench.contention import BusyThread, Contest, Rates, beside_a_busy_thread
+from kvfast.bench.race import Race, calls, shortest
+
+
+def nothing() -> None: ...
+
+
+def bursts_of(**bursts: list[float]) -> dict[str, Any]:
+    return {name: iter(values).__next__ for name, values in bursts.items()}
+
+
+def test_a_race_keeps_each_subjects_shortest_and_goes_on_from_there() -> None:
+    race = Race(bursts_of(a=[3.0, 2.0, 4.0], b=[8.0, 9.0, 6.0]))
+    race.run(2)
+    assert race.ratio("b", "a") == 4.0
+    race.run(1)
+    assert (race.best, race.rounds) == ({"a": 2.0, "b": 6.0}, 3)
+
+
+def test_who_begins_a_round_changes() -> None:
+    order: list[str] = []
+
+    def burst(name: str) -> float:
+        order.append(name)
+        return 1.0
+
+    Race({name: lambda name=name: burst(name) for name in "abc"}).run(3)  # type: ignore[misc]
+    assert "".join(order) == "abcbcacab"
+
+
+def test_no_collection_happens_in_a_burst_and_the_collector_is_on_again() -> None:
+    seen: list[bool] = []
+
+    def burst() -> float:
+        seen.append(gc.isenabled())
+        if len(seen) == 2:
+            raise ValueError("broken")
+        return 1.0
+
+    with pytest.raises(ValueError, match="broken"):
+        Race({"a": burst}).run(2)
+    assert seen == [False, False]
+    assert gc.isenabled()
+
+
+def test_a_race_by_time_runs_two_rounds_at_least() -> None:
+    ticks = iter([0.0, 100.0])
+    race = Race(bursts_of(a=[1.0] * 3))
+    race.run_for(5.0, lambda: next(ticks))
+    assert race.rounds == 2
+    ticks = iter([0.0, 3.0, 4.0, 5.0])
+    race = Race(bursts_of(a=[1.0] * 5))
+    race.run_for(5.0, lambda: next(ticks))
+    assert race.rounds == 4
+
+
+def test_calls_and_shortest_by_a_clock() -> None:
+    ticks = iter([0, 60])
+    assert calls(nothing, 3, lambda: next(ticks))() == 20e-9
+    ticks = iter([0, 50, 100, 130, 200, 290])
+    assert shortest([nothing] * 3, lambda: next(ticks)) == 30e-9
+
+
+def test_a_contest_keeps_each_rate_from_its_best_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = iter([Rates(10.0, 5.0), Rates(40.0, 6.0), Rates(20.0, 3.0), Rates(30.0, 8.0)])
+    monkeypatch.setattr(contention, "beside_a_busy_thread", lambda sweep, seconds: next(seen))
+    contest = Contest({"slow": nothing, "fast": nothing}, 1.0)
+    contest.run(2)
+    assert contest.best == {"slow": Rates(20.0, 5.0), "fast": Rates(40.0, 8.0)}
+    assert contest.sweeps_ratio("fast", "slow") == 2.0
+    assert contest.work_ratio("fast", "slow") == 1.6
+
+
+def test_beside_a_busy_thread_both_get_something_done() -> None:
+    busy = BusyThread()
+    busy.start()
+    while busy.units == 0:
+        pass  # the interpreter lets it in by itself
+    busy.stop()
+    assert not busy.is_alive()
+    sweeps: list[None] = []
+    rates = beside_a_busy_thread(lambda: sweeps.append(None), 0.0)
+    assert len(sweeps) == 1
+    assert rates.sweeps > 0
+
+
+def test_the_busy_thread_ends_when_a_sweep_raises() -> None:
+    def sweep() -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        beside_a_busy_thread(sweep, 1.0)
+    assert "busy" not in {thread.name for thread in threading.enumerate()}
