@@ -8,7 +8,8 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 PACKAGES = ("kvfast/", "kvfast_ext/")
-TYPES = {".py", ".pyi"}  # nothing else of a package goes into a wheel, no Cython and no C++
+TYPES = {".py", ".pyi"}  # nothing else of a package goes into a wheel, no Cython and no C++, but for
+DATA = {"kvfast/bench/bare_loop.cpp"}  # what `kvfast bench` compiles where it runs
 MODULES = ("kvfast_ext/cython_backend/_native.", "kvfast_ext/cython_backend/_store.")
 NOT_IN_SDIST = {".gitignore"}
 BUILT = {"build", "dist", "kvfast.egg-info", "__pycache__", ".venv", ".git"}
@@ -30,7 +31,7 @@ def wheel_complaints(wheel: Path, tree: Path) -> list[str]:
     code = {name for name in names if ".dist-info/" not in name}
     package_files = {name for name in tree_files(tree) if name.startswith(PACKAGES)}
     wanted = {name for name in package_files if PurePosixPath(name).suffix in TYPES}
-    wanted |= {f"{package}py.typed" for package in PACKAGES}
+    wanted |= DATA | {f"{package}py.typed" for package in PACKAGES}
     modules = {name for name in code if name.startswith(MODULES) and name.endswith(".so")}
     complaints = [f"wheel lacks {name}" for name in sorted(wanted - names)]
     complaints += [f"wheel should not hold {name}" for name in sorted(code - wanted - modules)]

@@ -6,6 +6,8 @@ import numpy.typing as npt
 from ..agent_ops import PythonOps
 from ..contract import Handle
 
+OPS_CAPSULE: str
+
 class CompiledOps:
     @property
     def kind(self) -> str: ...

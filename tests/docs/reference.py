@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import kvfast
 import kvfast.stats
-from kvfast import notifs, results
+from kvfast import benchgate, notifs, results, testing
 from kvfast.rendezvous import PushMatch
 
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "reference.md"
@@ -29,6 +29,16 @@ PARTS: Final[dict[str, list[Any]]] = {
     ],
     "Numbers": [kvfast.stats.Stats, kvfast.stats.PrometheusExporter],
     "Quarantine and backends": [kvfast.Quarantine, kvfast.select_backend],
+    "For tests": [getattr(testing, name) for name in testing.__all__],
+    "Floors of benchmarks": [
+        benchgate.load,
+        benchgate.read_results,
+        benchgate.judge_all,
+        benchgate.GateBook,
+        benchgate.Gate,
+        benchgate.Verdict,
+        benchgate.GateFileError,
+    ],
     "Errors": [
         kvfast.KvfastError,
         kvfast.BackendUnavailableError,
@@ -60,11 +70,15 @@ def rendered() -> str:
 
 
 def _thing(thing: Any) -> str:
-    where = "" if hasattr(kvfast, thing.__name__) else f"{thing.__module__}."
+    where = "" if hasattr(kvfast, thing.__name__) else f"{_module_of(thing)}."
     text = f"\n### {where}{thing.__name__}\n\n{_fenced(_signature(thing), _doc(thing))}"
     if inspect.isclass(thing) and not issubclass(thing, Exception):
         text += "".join(_member(name, member) for name, member in _members(thing).items())
     return text
+
+
+def _module_of(thing: Any) -> str:
+    return testing.__name__ if hasattr(testing, thing.__name__) else str(thing.__module__)
 
 
 def _members(cls: type) -> dict[str, Any]:

@@ -23,12 +23,12 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 HOWTOS = sorted(DOCS.glob("howto-*.md"))
 
-_BLOCK = re.compile(r"^```python *(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r'^```python(?: title="(\S*)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#]+?)(?:#([^)]*))?\)")
 
 
 def blocks(path: Path) -> list[tuple[str, str]]:
-    """Return the name after ``python`` and the code of each block."""
+    """Return the title, or "", and the code of each Python block."""
     return _BLOCK.findall(path.read_text())
 
 
@@ -76,7 +76,7 @@ def test_howtos(path: Path) -> None:
 
 
 def test_all_howtos_are_there() -> None:
-    names = {"abort", "stalls", "hybrid-models", "threads", "metrics"}
+    names = {"abort", "benchgate", "stalls", "hybrid-models", "threads", "metrics"}
     assert {path.stem.removeprefix("howto-") for path in HOWTOS} == names
 
 
