@@ -15,10 +15,11 @@ lint:
 stubtest:
 	stubtest --allowlist .ci/stubtest-allow kvfast_ext.cython_backend._native kvfast_ext.cython_backend._store
 
-# Every line and branch of the Python side, but for those that pyproject.toml or a comment names.
+# Every line and branch of the Python side, but for those that pyproject.toml or a comment names. What a test
+# measures in bytes, and what runs for minutes in processes of its own, is left out: a tracer is in its way.
 coverage:
 	coverage erase
-	coverage run -m pytest tests
+	coverage run -m pytest tests bench/test_plot.py --ignore tests/backend/test_memory.py --ignore tests/soak
 	coverage combine -q
 	coverage report --fail-under=100
 

@@ -103,11 +103,6 @@ class HeldHandles:
         """Return all held handles."""
         return list(self._held.values())
 
-    def clear(self) -> list[HeldHandle]:
-        """Give up everything; return what was held."""
-        items, self._held = self.items(), {}
-        return items
-
     def _refused(self, item: HeldHandle, now: float, error: BaseException | None) -> None:
         item.due = now + min(FIRST_RETRY_S * 2.0 ** min(item.refusals, 16), LAST_RETRY_S)
         item.refusals += 1

@@ -14,10 +14,25 @@ from typing import NamedTuple
 
 
 class Rates(NamedTuple):
-    """What happened per second."""
+    """What happened in some time, and so per second."""
 
-    sweeps: float
-    work: float
+    swept: int
+    units: int
+    seconds: float
+
+    @property
+    def sweeps(self) -> float:
+        """Sweeps a second of the poller."""
+        return self.swept / self.seconds
+
+    @property
+    def work(self) -> float:
+        """Units of work a second of the other thread."""
+        return self.units / self.seconds
+
+    def plus(self, more: Rates) -> Rates:
+        """Return both together."""
+        return Rates(self.swept + more.swept, self.units + more.units, self.seconds + more.seconds)
 
 
 class BusyThread(threading.Thread):
@@ -53,19 +68,19 @@ def beside_a_busy_thread(sweep: Callable[[], object], seconds: float) -> Rates:
         units = busy.units - units
     finally:
         busy.stop()
-    return Rates(sweeps / spent, units / spent)
+    return Rates(sweeps, units, spent)
 
 
 class Contest:
-    """Pollers that take turns beside a busy thread; the best rates of each so far in ``best``.
+    """Pollers that take turns beside a busy thread, and the rates of each over all its bursts so far.
 
-    As in a `Race`: whatever else the machine does lowers a rate, and hits all alike. A burst gives
-    both rates, and they are kept apart, each from the burst in which it was highest.
+    Means, and not the best bursts as in a `Race`: the poller's best burst would be the one in which
+    something else kept the busy thread from its core. More rounds make the means steadier.
     """
 
     def __init__(self, sweeps: Mapping[str, Callable[[], object]], seconds: float) -> None:
         self.sweeps = dict(sweeps)
-        self.best = dict.fromkeys(sweeps, Rates(0.0, 0.0))
+        self.rates: dict[str, Rates] = {}
         self._seconds = seconds
 
     def run(self, rounds: int) -> None:
@@ -73,12 +88,12 @@ class Contest:
         for _ in range(rounds):
             for name, sweep in self.sweeps.items():
                 seen = beside_a_busy_thread(sweep, self._seconds)
-                self.best[name] = Rates(*map(max, self.best[name], seen))
+                self.rates[name] = self.rates[name].plus(seen) if name in self.rates else seen
 
     def sweeps_ratio(self, above: str, below: str) -> float:
         """Return how many sweeps one got for each of the other."""
-        return self.best[above].sweeps / self.best[below].sweeps
+        return self.rates[above].sweeps / self.rates[below].sweeps
 
     def work_ratio(self, above: str, below: str) -> float:
         """Return how much the busy thread got done beside one, for each unit beside the other."""
-        return self.best[above].work / self.best[below].work
+        return self.rates[above].work / self.rates[below].work

@@ -40,6 +40,7 @@ def check_plot(path: Path) -> None:
 
 def plot(result: BenchResult, path: Path) -> None:
     """Write the picture."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     places = [*reversed(result.in_flight)]  # real transfers first
@@ -49,7 +50,9 @@ def plot(result: BenchResult, path: Path) -> None:
         _draw_in_flight(axes[0][column], result.in_flight[where], _TITLES[where])
         _draw_drain(axes[1][column], result.drain[where], _TITLES[where])
     figure.suptitle(f"kvfast, {result.date}\n{result.machine}", fontsize=9)
-    figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
+    # Text as text, and nothing in the file that changes by itself.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "kvfast"}):
+        figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _draw_in_flight(axes: Any, sizes: dict[int, Seconds], title: str) -> None:

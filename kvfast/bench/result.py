@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from .subjects import ALL, LIMIT, LIMIT_WATCH, LOOP, WATCH
+from .subjects import ALL, LIMIT, LOOP, WATCH
 
 REAL: Final = "real"
 SIMULATED: Final = "simulated"
@@ -63,11 +63,6 @@ class BenchResult:
 def ratio(times: Seconds, above: str, below: str) -> float | None:
     """Return how many times as long one took as another; None where one was not measured."""
     return times[above] / times[below] if above in times and below in times else None
-
-
-def limit_of(subject: str) -> str | None:
-    """Return who shows the best that a subject could reach on real transfers."""
-    return {ALL: LIMIT, WATCH: LIMIT_WATCH}.get(subject)
 
 
 def _rows(times: dict[str, dict[int, Seconds]]) -> list[dict[str, Any]]:

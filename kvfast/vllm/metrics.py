@@ -70,10 +70,10 @@ class CounterReader:
         self._sent: dict[str, int] = dict.fromkeys(COUNTED, 0)
         self._infos_sent = 0
 
-    def add_to(self, data: dict[str, list[Any]]) -> None:
-        """Add the growth to a worker's stats, at most once a second."""
+    def add_to(self, data: dict[str, list[Any]], at_once: bool = False) -> None:
+        """Add the growth to a worker's stats: at most once a second, or now if there is news for sure."""
         now = self._clock()
-        if now < self._next:
+        if now < self._next and not at_once:
             return
         self._next = now + _READ_EVERY_S
         snapshot = self._stats.snapshot()

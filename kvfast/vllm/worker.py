@@ -305,7 +305,8 @@ class KvfastWorkerMixin(_Next):  # type: ignore[misc]
     def get_kv_connector_stats(self: Any) -> Any:
         """Return what was counted since the last call, kvfast's own numbers with it."""
         if isinstance(self.xfer_stats, KvfastStats):
-            self._kvfast.counters.add_to(self.xfer_stats.data)
+            # An idle engine takes no further step: what has just ended would wait for the next request.
+            self._kvfast.counters.add_to(self.xfer_stats.data, at_once=not self.xfer_stats.is_empty())
         return super().get_kv_connector_stats()
 
     def shutdown(self: Any) -> None:

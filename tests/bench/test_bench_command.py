@@ -81,7 +81,8 @@ def test_the_tables_explain_themselves() -> None:
         assert words in told.stdout
     rows = [line.split() for line in told.stdout.splitlines()]
     assert [row[0] for row in rows if row and row[0].isdigit()] == ["1", "8"]
-    assert any(row and row[0] == "1,000" and row[-1].endswith("x") for row in rows)
+    (drained,) = (row for row in rows if row and row[0] == "1,000")
+    assert drained[-1].endswith("x") if cython_available() else drained[-1] == "-"
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,16 @@ def test_what_can_not_be_measured_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         "bare limit: no C++ compiler: set CXX, or install g++",
         "real transfers: NIXL is not installed",
     ]
+
+
+@needs_nixl
+def test_real_transfers_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bare_loop, "compiler", lambda: None)
+    found = found_by("--handles", "4", "--seconds", "0.05")
+    measured = {row["subject"] for row in found["in_flight"] + found["drain"] if row["transfers"] == "real"}
+    assert LIMIT not in measured
+    assert {LOOP, PYTHON} <= measured
+    assert "bare-loop" not in found["gates"]
 
 
 def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -161,6 +172,19 @@ def test_a_plot_that_can_not_be_made_is_refused_before_anything_is_measured(
     told = invoke("--plot", str(tmp_path / picture))
     assert told.exit_code == 2
     assert words in told.stderr
+
+
+def test_a_plot_is_drawn_of_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn: list[tuple[BenchResult, Path]] = []
+    monkeypatch.setattr("kvfast.bench.plot.check_plot", lambda path: None)
+    monkeypatch.setattr("kvfast.bench.plot.plot", lambda *what: drawn.append(what))
+    path = tmp_path / "plot.svg"
+    told = invoke(*QUICK, "--plot", str(path))
+    assert told.exit_code == 0, told.output
+    ((result, where),) = drawn
+    assert where == path
+    assert result.in_flight.keys() == {"simulated"}
+    assert f"drawn: {path}" in told.stderr
 
 
 def test_times_in_words() -> None:

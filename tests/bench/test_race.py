@@ -72,14 +72,14 @@ def test_calls_and_shortest_by_a_clock() -> None:
     assert shortest([nothing] * 3, lambda: next(ticks)) == 30e-9
 
 
-def test_a_contest_keeps_each_rate_from_its_best_burst(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = iter([Rates(10.0, 5.0), Rates(40.0, 6.0), Rates(20.0, 3.0), Rates(30.0, 8.0)])
+def test_a_contest_goes_by_the_means_of_all_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = iter([Rates(10, 50, 1.0), Rates(40, 60, 1.0), Rates(20, 30, 2.0), Rates(50, 60, 1.0)])
     monkeypatch.setattr(contention, "beside_a_busy_thread", lambda sweep, seconds: next(seen))
     contest = Contest({"slow": nothing, "fast": nothing}, 1.0)
     contest.run(2)
-    assert contest.best == {"slow": Rates(20.0, 5.0), "fast": Rates(40.0, 8.0)}
-    assert contest.sweeps_ratio("fast", "slow") == 2.0
-    assert contest.work_ratio("fast", "slow") == 1.6
+    assert contest.rates == {"slow": Rates(30, 80, 3.0), "fast": Rates(90, 120, 2.0)}
+    assert contest.sweeps_ratio("fast", "slow") == 4.5
+    assert contest.work_ratio("fast", "slow") == 2.25
 
 
 def test_beside_a_busy_thread_both_get_something_done() -> None:

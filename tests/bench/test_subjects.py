@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from functools import partial
-from math import isfinite
-from types import ModuleType
+from importlib import metadata
+from math import inf, isfinite
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from kvfast.bench import simulated
+from kvfast.bench import bare_loop, drains, real, simulated, subjects
 from kvfast.bench.errors import BenchError
 from kvfast.bench.machine import machine
-from kvfast.bench.real import Link
+from kvfast.bench.real import Flight, Link
 from kvfast.bench.simulated import Poller, SimulatedLoop, SimulatedTable, StandIn, drain
 from kvfast.bench.vllm_loop import SmallStats, VllmLoop
 from kvfast.testing import FakeClock, ScriptedAgent
+from tests.nixl.rank import nixl_missing
 
 HANDLES = 10
 
@@ -59,6 +65,13 @@ def test_bursts_leave_the_pollers_as_they_were(poller: Poller) -> None:
     assert isfinite(simulated.in_flight_burst(poller, 3)())
     drain(poller)
     assert simulated.drain_burst([poller])() >= 0
+
+
+def test_an_empty_burst_that_was_interrupted_makes_no_sweep_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = iter([5e-6, *[1e-6] * 100])
+    bursts: list[Callable[[], float]] = [lambda: next(empty), lambda: 3e-6]
+    monkeypatch.setattr(simulated, "calls", lambda *_: bursts.pop(0))
+    assert simulated.in_flight_burst(SimulatedLoop(4), 1)() == pytest.approx(2e-6)
 
 
 def test_finished_bursts_of_tables(backend: ModuleType) -> None:
@@ -127,9 +140,102 @@ def _late(clock: FakeClock) -> float:
     return clock()
 
 
+def test_subjects_are_those_whose_backend_is_there_and_the_loop(backend: ModuleType) -> None:
+    flight = Flight(Link(None, StandIn(4), None), {"a": [1, 2], "b": [3]})  # type: ignore[arg-type]
+    assert list(subjects.sweepers(flight, {})) == [subjects.LOOP]
+    assert subjects.limits(flight, None) == {}
+    flight.link.agent._states[2] = "ERR"
+    with pytest.raises(BenchError, match=r"a: .* is not in flight"):
+        subjects.sweepers(flight, {})[subjects.LOOP]()
+
+
+def test_a_drain_of_something_else_stops_the_measurement() -> None:
+    link = Link(None, StandIn(4), None)  # type: ignore[arg-type]
+    with pytest.raises(BenchError, match="a sweep left something over"):
+        drains.drain_whole(drains.Drains(link, {}).loop({"a": [1]}))
+    link.agent._states[1] = "ERR"
+    with pytest.raises(BenchError, match=r"a: .* is not DONE"):
+        drains.Drains(link, {}).loop({"a": [1]})()
+
+
+def test_a_bare_loop_over_something_else_stops_the_measurement(tmp_path: Path) -> None:
+    if bare_loop.compiler() is None:
+        pytest.skip("no C++ compiler")
+    library = bare_loop.build(tmp_path)
+    states = simulated.Arrays(3).agent.states
+    burst = bare_loop.simulated(library, states)
+    assert burst() >= 0
+    states[1] = 0
+    with pytest.raises(BenchError, match="a handle was not in flight"):
+        burst()
+
+    class Binding:
+        def _pybind11_conduit_v1_(self, *_: object) -> None: ...
+
+    with pytest.raises(BenchError, match="was not built for the C\\+\\+ ABI"):
+        bare_loop.BareLoop(library, Binding())
+
+
+def test_a_straggler_spoils_the_burst_and_is_waited_for() -> None:
+    link = SimpleNamespace(done=dict, landed=lambda: {"a": [1]})
+    answers = iter([True, False, True])  # the warm-up, then a sweep that leaves one over
+    assert drains.burst_of_landed(link, lambda transfers: lambda: next(answers)) == inf  # type: ignore[arg-type]
+    assert next(answers, None) is None
+
+
+def test_bytes_that_do_not_come_stop_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = SimpleNamespace(expected=lambda block, n_blocks: np.ones((n_blocks, 8), np.uint8))
+    link = Link(rank, StandIn(1), np.zeros((real.BLOCKS, 8), np.uint8))  # type: ignore[arg-type]
+    monkeypatch.setattr(link, "post", dict)
+    monkeypatch.setattr("kvfast.bench.real.time.monotonic", partial(_late, FakeClock()))
+    with pytest.raises(BenchError, match="the bytes of READs did not come"):
+        link.landed()
+
+
+def test_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "rc")
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+    with real._loopback():
+        assert (os.environ["UCX_TLS"], os.environ["UCX_NET_DEVICES"]) == ("tcp", "lo")
+    assert os.environ["UCX_TLS"] == "rc"
+    assert "UCX_NET_DEVICES" not in os.environ
+
+
+needs_nixl = pytest.mark.skipif(nixl_missing(), reason="NIXL is not installed")
+
+
+@needs_nixl
+def test_a_drain_from_before_nixl_has_noticed() -> None:
+    with real.link() as link:
+        prepare = drains.Drains(link, {}).loop
+        assert min(drains.burst_of_landed(link, prepare) for _ in range(3)) > 0
+
+
+@needs_nixl
+def test_a_read_that_ends_although_its_peer_is_stopped_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with real.link() as link:
+        monkeypatch.setattr(link, "state", lambda handle: "DONE")
+        monkeypatch.setattr(link, "wait", _plain(link).wait)
+        with (
+            pytest.raises(BenchError, match="a READ from a stopped peer is DONE"),
+            real.in_flight(link, 1, 1),
+        ):
+            pass
+
+
+def _plain(link: Link) -> Link:
+    return Link(link.rank, link.agent, link._memory)
+
+
 def test_the_machine_is_named_also_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     assert "cores, load" in machine()
+    monkeypatch.setattr("kvfast.bench.machine.metadata.version", _no_package)
+    assert "nixl absent, numpy absent" in machine()
     monkeypatch.setattr("kvfast.bench.machine._CPUINFO", tmp_path / "none")
     assert "Python 3." in machine()
     (tmp_path / "none").write_text("processor: 0\n")
     assert "nixl" in machine()
+
+
+def _no_package(name: str) -> str:
+    raise metadata.PackageNotFoundError(name)

@@ -11,11 +11,13 @@ import pytest
 from kvfast.demo.pattern import pattern
 from kvfast.testing import FakeClock
 from kvfast.testing.soak.agents import LATE_S, MALFORMED, FaultyAgent, InjectedError, NotifFaults
+from kvfast.testing.soak.events import Events
 from kvfast.testing.soak.leaks import growth_mb, series, simulated
 from kvfast.testing.soak.memory import BlockPool, Share, Witness
-from kvfast.testing.soak.plan import event_plans, request_plan
+from kvfast.testing.soak.plan import EventPlan, event_plans, request_plan
 from kvfast.testing.soak.ring import Positions, RankMemory, WriteOrder, decode_write, encode_write
 from kvfast.testing.soak.settings import FAULTS, SoakSettings, parse_faults
+from kvfast.testing.soak.sources import Sources
 from kvfast.testing.soak.svg import line_plot
 
 SETTINGS = SoakSettings(requests=600, block_bytes=64, pool_blocks=8, rank_blocks=8)
@@ -131,6 +133,32 @@ class TestRing:
     def test_an_order_survives_the_wire(self) -> None:
         order = WriteOrder("soak:7", 0.5, 3, [1, 9], [4, 5])
         assert decode_write(encode_write(order)) == order
+
+
+class _Peers:
+    """The part of a policy that Events asks, with nothing to wait for."""
+
+    def remove_peer(self, peer: str) -> None: ...
+    def peer_lost(self, peer: str) -> None: ...
+    def is_removing(self, peer: str) -> bool:
+        return False
+
+
+class TestEvents:
+    def test_two_kills_of_one_rank_ask_for_one_successor(self) -> None:
+        clock, sources = FakeClock(), Sources(8)
+        asked: list[dict[str, Any]] = []
+        introduced = {"column": 0, "key": 4, "name": "prefill0", "metadata": "", "address": 0}
+        sources.put(sources.make(introduced))
+        kills = [EventPlan(1, kind, 0, 0.5, False) for kind in ("kill-same", "kill-new")]
+        events = Events(object(), _Peers(), sources, kills, asked.append, clock=clock)
+        for _ in kills:
+            events.step(1)
+        clock.advance(1.0)
+        events.step(1)
+        assert events.counts == {"kill-same": 1, "kill-new": 1}
+        replaced = [message for message in asked if message["do"] == "replace"]
+        assert replaced == [{"do": "replace", "key": 4, "name": "prefill0"}]
 
 
 class _Agent:

@@ -9,6 +9,10 @@ called: passes without calls prove nothing. The exit status is 1 if fewer pass w
 
 The tests ask for configurations of models by their public names, and for no weights. The runner writes
 such configurations itself, with the defaults of the model's class, so that nothing is downloaded.
+
+UPSTREAM_ARGS are further arguments for pytest; with UPSTREAM_TB=short pytest's output is shown. Two tests of
+test_nixl_connector.py start a whole engine, and fail without weights: UPSTREAM_ARGS="-k abort_timeout" and
+--engine run them on a CPU with a tiny model in place of the one they name (one of the two needs Ray).
 """
 
 from __future__ import annotations
@@ -17,8 +21,10 @@ import argparse
 import collections
 import functools
 import importlib
+import importlib.metadata
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -41,6 +47,13 @@ MODELS = {
     "facebook/opt-350m": ("OPTConfig", "OPTForCausalLM"),
     "google/gemma-3-1b-it": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
     "Qwen/Qwen3-0.6B": ("Qwen3Config", "Qwen3ForCausalLM"),
+}
+WITH_WEIGHTS = "Qwen/Qwen3-0.6B"
+ENGINE_ENV = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
 }
 # These patch what stands behind the stock class in its ``__mro__``: the name must be the stock class's.
 NEEDS_STOCK_NAME = {"test_nixl_push_connector": "NixlPushConnectorWorker"}
@@ -129,6 +142,16 @@ def write_models(home: Path) -> None:
         config.save_pretrained(folder / "snapshots" / ("0" * 40))
 
 
+def prepare_engine(home: Path) -> None:
+    """Lay out what an engine on a CPU needs: weights, and vLLM's CPU build found under vLLM's own name."""
+    folder = home / "hub" / ("models--" + WITH_WEIGHTS.replace("/", "--")) / "snapshots" / ("0" * 40)
+    importlib.import_module("engine.tiny_model").write_model(folder)  # beside this script
+    version = importlib.metadata.version("vllm-cpu")
+    info = home / f"vllm-{version}+cpu.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+
+
 def run_one(file: str, ours: bool) -> None:
     import pytest
 
@@ -138,7 +161,8 @@ def run_one(file: str, ours: bool) -> None:
         plugin.replace_workers()
     options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull]
     options += ["--rootdir", os.getcwd(), "--tb", os.environ.get("UPSTREAM_TB", "no")]
-    pytest.main([*options, *os.environ.get("UPSTREAM_ARGS", "").split(), f"{UNIT}/{file}"], plugins=[plugin])
+    options += shlex.split(os.environ.get("UPSTREAM_ARGS", ""))
+    pytest.main([*options, f"{UNIT}/{file}"], plugins=[plugin])
     print(MARK + json.dumps([plugin.outcomes, plugin.failed, plugin.calls]), flush=True)
 
 
@@ -149,11 +173,13 @@ def run_file(
     command = [sys.executable, script, str(root), file, "--one", "ours" if ours else "stock"]
     env = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(root), home, os.environ.get("PYTHONPATH", "")]),
         "PYTHONSAFEPATH": "1",
+        "PYTHONWARNINGS": "ignore",
         "UCX_TLS": "tcp",
         "HF_HOME": home,
         "HF_HUB_OFFLINE": "1",
+        **ENGINE_ENV,
     }
     done = subprocess.run(command, cwd=root, env=env, stdout=subprocess.PIPE, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
@@ -165,7 +191,15 @@ def run_file(
     return outcomes, failed, calls
 
 
-def compare(root: Path, home: str, file: str) -> bool:
+def compare(root: Path, home: str, file: str, only: str | None) -> bool:
+    """Run a file with both, or with one of them, and print what came of it."""
+    if only is not None:
+        outcomes, failed, calls = run_file(root, home, file, ours=only == "ours")
+        print(
+            f"{file}: {only} {outcomes}, failed {failed}; {sum(calls.values())} calls of overrides",
+            flush=True,
+        )
+        return not failed
     stock, stock_failed, _ = run_file(root, home, file, ours=False)
     ours, ours_failed, calls = run_file(root, home, file, ours=True)
     print(f"{file}: stock {stock}, ours {ours}; {sum(calls.values())} calls of overrides")
@@ -181,6 +215,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("path", type=Path)
     parser.add_argument("files", nargs="*", default=list(FILES))
+    parser.add_argument("--only", choices=("stock", "ours"), help="run with one of them, and compare nothing")
+    parser.add_argument("--engine", action="store_true", help="for tests that start an engine, on a CPU")
     parser.add_argument("--one", choices=("stock", "ours"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -188,7 +224,9 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as home:
         write_models(Path(home))
-        results = [compare(args.path.resolve(), home, file) for file in args.files]
+        if args.engine:
+            prepare_engine(Path(home))
+        results = [compare(args.path.resolve(), home, file, args.only) for file in args.files]
     return 0 if all(results) else 1
 
 

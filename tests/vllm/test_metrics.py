@@ -67,6 +67,17 @@ def test_numbers_of_a_failure_and_a_success() -> None:
     }
 
 
+def test_what_ends_within_a_second_is_sent_at_once() -> None:
+    agent = ScriptedAgent()
+    worker = rig.make(rig.OURS["pull"], agent)
+    worker._log_failure = lambda **_: None
+    for req_id in ("r", "s"):
+        rig.receive(worker, req_id, in_state(agent, "BACKEND"))
+        worker.get_transfer_results()
+        sent = worker.get_kv_connector_stats()  # and then the engine may be idle, and ask no more
+        assert dict(sent.data["kvfast_counts"]) == {"failed_transfers": 1, "failed_requests": 1}
+
+
 @pytest.mark.parametrize("mode", ["pull", "push"])
 def test_how_requests_end_is_counted(mode: str) -> None:
     agent = ScriptedAgent()

@@ -17,7 +17,7 @@ if nixl_missing():
     pytest.skip("NIXL is not installed", allow_module_level=True)
 
 REQUESTS, HANDLES = 64, 4
-ROUNDS, STEPS = 15, 20
+ROUNDS, STEPS = 60, 20
 AT_LEAST = 5.0
 
 

@@ -131,6 +131,8 @@ class Events:
             self._stop(plan, others[plan.pick % len(others)])
 
         def kill() -> None:
+            if source.state == GONE:  # another fault was quicker
+                return
             source.state = GONE
             self._send({"do": "replace", "key": source.key, "name": name})
 

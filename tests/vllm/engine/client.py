@@ -46,9 +46,12 @@ def complete(
     prompt: list[int],
     max_tokens: int,
     transfer: dict[str, Any] | None = None,
-    timeout_s: float = HUNG_AFTER_S,
+    request_id: str | None = None,
 ) -> Answer:
-    """Ask for a greedy completion of a list of token ids."""
+    """Ask for a greedy completion of a list of token ids.
+
+    In push mode prefill finds a decode's registration by the request's id: both must be given the same.
+    """
     body: dict[str, Any] = {
         "model": "tiny",
         "prompt": prompt,
@@ -61,9 +64,9 @@ def complete(
     if transfer is not None:
         body["kv_transfer_params"] = transfer
     try:
-        status, text = _ask(port, "POST", "/v1/completions", json.dumps(body), timeout_s)
+        status, text = _ask(port, "POST", "/v1/completions", json.dumps(body), HUNG_AFTER_S, request_id)
     except TimeoutError:
-        raise HungRequestError(f"no answer for {timeout_s:.0f} s") from None
+        raise HungRequestError(f"no answer for {HUNG_AFTER_S:.0f} s") from None
     return _read(status, json.loads(text))
 
 
@@ -89,10 +92,15 @@ def metrics(port: int) -> dict[str, float]:
     return found
 
 
-def _ask(port: int, method: str, path: str, body: str | None, timeout_s: float) -> tuple[int, str]:
+def _ask(
+    port: int, method: str, path: str, body: str | None, timeout_s: float, request_id: str | None = None
+) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     try:
-        connection.request(method, path, body, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        if request_id is not None:
+            headers["X-Request-Id"] = request_id
+        connection.request(method, path, body, headers)
         response = connection.getresponse()
         return response.status, response.read().decode()
     finally:

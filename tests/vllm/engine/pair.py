@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from tests.vllm.engine import client
@@ -27,6 +29,14 @@ _AT_ONCE: Final = 4
 
 Role = Literal["prefill", "decode"]
 StartServer = Callable[[Setup, Role], Server]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """What decode needs to go on with a request."""
+
+    request_id: str
+    transfer: dict[str, Any]
 
 
 class Pair:
@@ -68,17 +78,21 @@ class Pair:
 
     # ---- requests
 
-    def prefilled(self, prompt: Prompt) -> dict[str, Any]:
-        """Have a prompt prefilled; return what decode needs to know."""
-        answer = client.complete(self.prefill.port, prompt.tokens, 1, _REMOTE_DECODE)
+    def prefilled(self, prompt: Prompt) -> Prefilled:
+        """Have a prompt prefilled."""
+        request_id = uuid.uuid4().hex
+        answer = client.complete(self.prefill.port, prompt.tokens, 1, _REMOTE_DECODE, request_id)
         assert answer.status == 200, answer
         assert answer.tokens == prompt.expected[:1]
         assert answer.transfer["do_remote_prefill"] is True
-        return answer.transfer
+        return Prefilled(request_id, answer.transfer)
 
-    def decoded(self, prompt: Prompt, transfer: dict[str, Any] | None) -> Answer:
-        """Have decode go on with a prompt, or do all of it without `transfer`."""
-        return client.complete(self.decode.port, prompt.tokens, OUTPUT_TOKENS, transfer)
+    def decoded(self, prompt: Prompt, prefilled: Prefilled | None) -> Answer:
+        """Have decode go on with a prompt, or do all of it where nothing was prefilled."""
+        port = self.decode.port
+        if prefilled is None:
+            return client.complete(port, prompt.tokens, OUTPUT_TOKENS)
+        return client.complete(port, prompt.tokens, OUTPUT_TOKENS, prefilled.transfer, prefilled.request_id)
 
     def served(self, prompts: Sequence[Prompt], run: Run) -> None:
         """Send prompts through both servers; every token must be a single engine's."""
@@ -99,12 +113,12 @@ class Pair:
         In the block, the transfers of all prompts are outstanding: prefill answers nothing, and what was
         posted can't end.
         """
-        transfers = [self.prefilled(prompt) for prompt in prompts]
+        prefilled = [self.prefilled(prompt) for prompt in prompts]
         known = len(self._started())
         self.prefill.pause()
         with ThreadPoolExecutor(len(prompts)) as threads:
             try:
-                answers = [threads.submit(self.decoded, *both) for both in zip(prompts, transfers)]
+                answers = [threads.submit(self.decoded, *both) for both in zip(prompts, prefilled)]
                 self.decode.wait("all are started", lambda: len(self._started()) == known + len(prompts))
                 yield answers
             finally:
