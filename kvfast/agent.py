@@ -21,7 +21,7 @@ Handle = Any
 _NO_SYNC: Final = "NIXL_THREAD_SYNC_NONE"
 # By value: the bindings of NIXL up to 1.2 do not name the last one, which their C++ has.
 _SYNC_VALUES: Final = {"none": 0, "strict": 1, "rw": 2}
-_INSTALL: Final = 'pip install "kvfast[nixl]"'
+NIXL_INSTALL: Final = "pip install nixl, or, without its PyTorch, pip install --no-deps nixl nixl-cu13"
 
 
 class Agent(Protocol):
@@ -114,7 +114,7 @@ def _load_nixl() -> types.ModuleType:
     except ModuleNotFoundError as error:
         # "nixl._api" too: a directory called nixl on sys.path imports as an empty package.
         if error.name in ("nixl", "nixl._api"):
-            raise BackendUnavailableError(f"NIXL is not installed: {_INSTALL}") from error
+            raise BackendUnavailableError(f"NIXL is not installed: {NIXL_INSTALL}") from error
         raise BackendUnavailableError(
             f"NIXL is installed, but the module {error.name} that it needs is not: pip install {error.name}"
         ) from error

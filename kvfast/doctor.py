@@ -23,7 +23,7 @@ from kvfast import __version__
 from kvfast_ext import backend_name, cython_available, select_backend
 from kvfast_ext.errors import BackendUnavailableError, KvfastError
 
-from .agent import open_agent
+from .agent import NIXL_INSTALL, open_agent
 from .demo.errors import DemoError
 from .demo.prefill import register
 from .demo.process import Child, Message, converse
@@ -98,8 +98,8 @@ def _examine_extension(findings: Findings, timeout_s: float) -> None:
     found = {"installed": cython_available(), "loads": False, "error": None}
     findings.extension = {**found, "KVFAST_BACKEND": os.environ.get("KVFAST_BACKEND") or None}
     if not found["installed"]:
-        what = "the compiled backend is not installed: kvfast polls several times slower, in Python"
-        do = "install a C++17 compiler, then KVFAST_BUILD_EXT=yes pip install --force-reinstall kvfast"
+        what = "the compiled backend is not installed: kvfast polls in Python, slower than a loop of your own"
+        do = "get a C++17 compiler; in kvfast's source, KVFAST_BUILD_EXT=yes pip install --force-reinstall ."
         findings.advice.append(Advice(what, do, problem=False))
         return
     try:
@@ -131,7 +131,9 @@ def _examine_agent(findings: Findings, timeout_s: float) -> None:
 
 def _cure(findings: Findings, error: KvfastError) -> str:
     if findings.versions["nixl"] is None:
-        return 'pip install "kvfast[nixl]"'
+        return NIXL_INSTALL
+    if findings.extension["KVFAST_BACKEND"] not in (None, "auto", "cython", "python"):
+        return "unset KVFAST_BACKEND, or give it one of these values"
     if isinstance(error, BackendUnavailableError):
         return "see the message, and what UCX has, above"
     if isinstance(error, DemoError):

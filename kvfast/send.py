@@ -242,7 +242,8 @@ class Sender(Poller):
     def heartbeat(self, req_ids: Iterable[str], extend_s: float) -> None:
         """Extend leases to at least so many seconds from now. Never shortens one.
 
-        Ids that are not tracked are ignored: a consumer can't know what has ended meanwhile.
+        Ids that are not tracked are ignored: a consumer can't know what has ended meanwhile. A consumer
+        that waits for WRITEs must not extend for ever: a failed send ends when its lease is over.
         """
         self._check_open()
         extend_s = check_seconds("extend_s", extend_s, positive=True)

@@ -1,4 +1,4 @@
-"""The limit of a sweep: a C++ loop over NIXL's own functions, compiled when it is asked for.
+"""A bare C++ loop over NIXL's own functions, compiled when it is asked for: the least that asking takes.
 
 It gets at the agent and the functions by itself, not through kvfast: what is measured must not stand
 on what it is measured against.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _EXIT_FAILED: Final = 1
 _EXIT_UNUSABLE: Final = 2
 _EXIT_INTERRUPTED: Final = 130
+_MOST_HANDLES: Final = 100_000
 
 
 Numbers = tuple[int, ...]
@@ -34,6 +35,8 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
         raise click.BadParameter(f"{value!r} is no list of numbers, as 1,256,4096 is") from None
     if numbers[0] < 1:
         raise click.BadParameter(f"{numbers[0]} transfers can't be in flight")
+    if numbers[-1] > _MOST_HANDLES:
+        raise click.BadParameter(f"{numbers[-1]:,} transfers are too many: {_MOST_HANDLES:,} is the most")
     if bad := [number for number in numbers if number > 4 and number % 4]:
         raise click.BadParameter(f"{bad[0]} is no multiple of 4, the transfers of a request")
     return numbers
@@ -52,7 +55,8 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
     "--handles",
     callback=_numbers,
     metavar="N,N,...",
-    help="Transfers in flight to measure with, instead of 1 to 4,096 real and 1 to 100,000 simulated ones.",
+    help="Transfers in flight to measure with, instead of 1 to 4,096 real and 1 to 100,000 simulated ones. "
+    f"Each is 1 to 4 or a multiple of 4 (a request has four), and at most {_MOST_HANDLES:,}.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else.")
 @click.option(
@@ -67,12 +71,13 @@ def bench(
 ) -> None:
     """Measure what one sweep costs, against the number of transfers in flight, in about a minute.
 
-    Compares kvfast with the loop over transfers that vLLM runs at every engine step, and with the
-    least that any loop could take (which needs a C++ compiler). Real transfers are READs over NIXL
+    Compares kvfast with the loop over transfers that vLLM runs at every engine step, and with a bare
+    C++ loop that asks about every transfer (which needs a C++ compiler). Real transfers are READs over NIXL
     between two processes here, UCX over TCP on the loopback device, held in flight by stopping the
     process they read from. Simulated ones leave NIXL out.
 
-    All take turns in short bursts, and the shortest of each counts. Compare the columns of one run:
+    All take turns in short bursts, and the shortest of each counts; a row with fewer than five,
+    or far off the trend, is marked with "~". Compare the columns of one run:
     ratios hold still on a busy machine, microseconds do not.
 
     Exit status: 0 if it was measured, 1 if that broke off, 2 for bad options or where --plot lacks

@@ -22,7 +22,7 @@ from .drains import Drains
 from .errors import BenchError
 from .machine import machine
 from .race import Burst, Race, shortest
-from .result import REAL, SIMULATED, BenchResult
+from .result import DRAIN, IN_FLIGHT, REAL, SIMULATED, BenchResult, Row
 from .subjects import ALL, LIMIT, LOOP, PYTHON, WATCH, limits, sweepers
 
 REAL_HANDLES: Final = (1, 4, 16, 64, 256, 1_024, 4_096)
@@ -106,11 +106,12 @@ class Bench:
             self.result.skipped.append(f"real transfers: {error}")
             return None
 
-    def _race(self, subjects: dict[str, Burst], what: str) -> dict[str, float]:
-        self._on_step(what)
+    def _race(self, row: Row, subjects: dict[str, Burst]) -> None:
+        end = "that are done" if row.what == DRAIN else "in flight"
+        self._on_step(f"{row.handles:,} {row.where} transfers {end}")
         race = Race(subjects)
         race.run_for(self.plan.seconds / self.plan.steps)
-        return race.best
+        self.result.add(row, race.best, race.rounds)
 
     # ---- simulated transfers
 
@@ -124,8 +125,7 @@ class Bench:
         if self._library is not None:
             states = simulated.Arrays(handles).agent.states
             subjects[LIMIT] = bare_loop.simulated(self._library, states)
-        found = self._race(subjects, f"{handles:,} simulated transfers in flight")
-        self.result.in_flight.setdefault(SIMULATED, {})[handles] = found
+        self._race(Row(IN_FLIGHT, SIMULATED, handles), subjects)
         for poller in pollers.values():
             simulated.drain(poller)
 
@@ -135,8 +135,7 @@ class Bench:
         subjects = {
             name: simulated.drain_burst([each[name] for each in sets]) for name in sets[0] if name != WATCH
         }
-        found = self._race(subjects, f"{handles:,} simulated transfers that are done")
-        self.result.drain[SIMULATED] = {handles: found}
+        self._race(Row(DRAIN, SIMULATED, handles), subjects)
 
     def _pollers(self, handles: int) -> dict[str, simulated.Poller]:
         found: dict[str, simulated.Poller] = {LOOP: simulated.SimulatedLoop(handles)}
@@ -160,8 +159,7 @@ class Bench:
                 for name, sweep in sweepers(flight, self._backends).items()
             }
             subjects |= limits(flight, self._bare(link))
-            found = self._race(subjects, f"{handles:,} real transfers in flight")
-        self.result.in_flight.setdefault(REAL, {})[handles] = found
+            self._race(Row(IN_FLIGHT, REAL, handles), subjects)
 
     def _real_drain(self, link: real.Link) -> None:
         backends = {f"{name} all": backend for name, backend in self._backends.items()}
@@ -170,8 +168,7 @@ class Bench:
         bare = self._bare(link)
         if bare is not None:
             bursts[LIMIT] = partial(drains.bare, bare)
-        found = self._race(bursts, f"{real.HANDLES} real transfers that are done")
-        self.result.drain[REAL] = {real.HANDLES: found}
+        self._race(Row(DRAIN, REAL, real.HANDLES), bursts)
 
     def _bare(self, link: real.Link) -> BareLoop | None:
         return None if self._library is None else BareLoop(self._library, link.binding)

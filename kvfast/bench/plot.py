@@ -19,6 +19,10 @@ _COLOURS: Final = {
     LIMIT: "#777777",
     LIMIT_WATCH: "#aaaaaa",
 }
+_LABELS: Final = {
+    LIMIT: "a bare C++ loop that asks about every transfer",
+    LIMIT_WATCH: "a bare C++ loop that asks about one a request",
+}
 _TITLES: Final = {"real": "real NIXL, UCX over TCP", "simulated": "simulated transfers"}
 
 
@@ -60,7 +64,8 @@ def _draw_in_flight(axes: Any, sizes: dict[int, Seconds], title: str) -> None:
         points = [(n, times[subject] * 1e6) for n, times in sizes.items() if subject in times]
         if points:
             style = "--" if subject in (LIMIT, LIMIT_WATCH) else "-"
-            axes.plot(*zip(*points), style, marker="o", ms=4, color=_COLOURS[subject], label=subject)
+            label = _LABELS.get(subject, subject)
+            axes.plot(*zip(*points), style, marker="o", ms=4, color=_COLOURS[subject], label=label)
     axes.set(xscale="log", yscale="log", title=f"a sweep while nothing ends: {title}")
     axes.set(xlabel="transfers in flight, four a request", ylabel="microseconds")
     axes.grid(visible=True, which="major", alpha=0.3)

@@ -12,9 +12,13 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 from itertools import repeat
+from typing import Final
 
 Burst = Callable[[], float]  # does the work once, returns seconds
 Clock = Callable[[], int]  # nanoseconds
+
+ENOUGH: Final = 5  # bursts of a subject: the shortest of fewer may be one that was interrupted, too
+_PATIENCE: Final = 10
 
 
 class Race:
@@ -36,10 +40,13 @@ class Race:
             gc.enable()
 
     def run_for(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Run whole rounds, and at least two, until so much time has passed."""
-        end = clock() + seconds
+        """Run whole rounds until so much time has passed, and until there were `ENOUGH` of them.
+
+        These are given up on after ten times as long; there are at least two.
+        """
+        start = clock()
         self.run(2)
-        while clock() < end:
+        while (spent := clock() - start) < seconds or (self.rounds < ENOUGH and spent < _PATIENCE * seconds):
             self.run(1)
 
     def ratio(self, above: str, below: str) -> float:

@@ -111,17 +111,18 @@ def link() -> Iterator[Link]:
     BackendUnavailableError
         If NIXL is missing, or can't be used.
     """
-    with Rank(blocks=BLOCKS, block_bytes=BLOCK_BYTES) as rank, _loopback():
-        agent: Any = open_agent("kvfast-bench")
-        memory: Bytes = np.zeros((BLOCKS, BLOCK_BYTES), np.uint8)
-        registered = register(agent, memory)
-        agent.add_remote_agent(rank.metadata)
-        found = Link(rank, agent, memory)
-        for handles in found.done(1, 1).values():
-            agent.release_xfer_handle(*handles)
-        yield found
-        agent.remove_remote_agent(rank.name)
-        agent.deregister_memory(registered)
+    with _loopback():
+        agent: Any = open_agent("kvfast-bench")  # first, so that what is missing here is said as it is
+        with Rank(blocks=BLOCKS, block_bytes=BLOCK_BYTES) as rank:
+            memory: Bytes = np.zeros((BLOCKS, BLOCK_BYTES), np.uint8)
+            registered = register(agent, memory)
+            agent.add_remote_agent(rank.metadata)
+            found = Link(rank, agent, memory)
+            for handles in found.done(1, 1).values():
+                agent.release_xfer_handle(*handles)
+            yield found
+            agent.remove_remote_agent(rank.name)
+            agent.deregister_memory(registered)
 
 
 @contextmanager

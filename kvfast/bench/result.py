@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from .race import ENOUGH
 from .subjects import ALL, LIMIT, LOOP, WATCH
 
 REAL: Final = "real"
 SIMULATED: Final = "simulated"
+IN_FLIGHT: Final = "in_flight"
+DRAIN: Final = "drain"
 GATED_HANDLES: Final = 256
+_MOST_GROWTH: Final = 2.5  # of the time a transfer; the caches account for less than 2
 
 Seconds = dict[str, float]  # by subject
+Sizes = dict[int, Seconds]  # by number of handles
+
+
+class Row(NamedTuple):
+    """What was measured in one race: IN_FLIGHT or DRAIN, of REAL or SIMULATED transfers, and how many."""
+
+    what: str
+    where: str
+    handles: int
 
 
 @dataclass(slots=True)
@@ -26,13 +39,37 @@ class BenchResult:
         The same for a sweep in which all handles were DONE, with telemetry, statistics and release.
     skipped : list of str
         What could not be measured here, and why.
+    bursts : dict
+        By `Row`: how many bursts each subject had.
     """
 
     date: str
     machine: str
-    in_flight: dict[str, dict[int, Seconds]] = field(default_factory=dict)
-    drain: dict[str, dict[int, Seconds]] = field(default_factory=dict)
+    in_flight: dict[str, Sizes] = field(default_factory=dict)
+    drain: dict[str, Sizes] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+    bursts: dict[Row, int] = field(default_factory=dict)
+
+    def add(self, row: Row, times: Seconds, bursts: int) -> None:
+        """Take in the outcome of a race."""
+        self.sizes(row.what).setdefault(row.where, {})[row.handles] = times
+        self.bursts[row] = bursts
+
+    def sizes(self, what: str) -> dict[str, Sizes]:
+        """Return `in_flight` or `drain`, by its name."""
+        return self.in_flight if what == IN_FLIGHT else self.drain
+
+    def is_rough(self, row: Row) -> bool:
+        """Tell whether a row can't be relied on: too few bursts, or none that was left alone.
+
+        A transfer costs about the same among more, so a subject that takes far longer for each than
+        with the next smaller number was interrupted in all of its bursts.
+        """
+        sizes = self.sizes(row.what)[row.where]
+        fewer = max((handles for handles in sizes if handles < row.handles), default=row.handles)
+        growth = row.handles / fewer * _MOST_GROWTH
+        slow = any(time > growth * sizes[fewer].get(name, time) for name, time in sizes[row.handles].items())
+        return slow or self.bursts.get(row, ENOUGH) < ENOUGH
 
     @property
     def gates(self) -> dict[str, float]:
@@ -53,22 +90,27 @@ class BenchResult:
             "ok": True,
             "date": self.date,
             "machine": self.machine,
-            "in_flight": _rows(self.in_flight),
-            "drain": _rows(self.drain),
+            "in_flight": self._rows(IN_FLIGHT),
+            "drain": self._rows(DRAIN),
             "gates": self.gates,
             "skipped": self.skipped,
         }
+
+    def _rows(self, what: str) -> list[dict[str, Any]]:
+        return [
+            {
+                "transfers": where,
+                "handles": handles,
+                "subject": subject,
+                "seconds": seconds,
+                "bursts": self.bursts.get(Row(what, where, handles)),
+            }
+            for where, sizes in self.sizes(what).items()
+            for handles, times in sizes.items()
+            for subject, seconds in times.items()
+        ]
 
 
 def ratio(times: Seconds, above: str, below: str) -> float | None:
     """Return how many times as long one took as another; None where one was not measured."""
     return times[above] / times[below] if above in times and below in times else None
-
-
-def _rows(times: dict[str, dict[int, Seconds]]) -> list[dict[str, Any]]:
-    return [
-        {"transfers": where, "handles": handles, "subject": subject, "seconds": seconds}
-        for where, sizes in times.items()
-        for handles, subjects in sizes.items()
-        for subject, seconds in subjects.items()
-    ]

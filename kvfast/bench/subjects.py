@@ -16,8 +16,8 @@ LOOP: Final = "vLLM's loop"
 PYTHON: Final = "python all"
 ALL: Final = "cython all"
 WATCH: Final = "cython watch"
-LIMIT: Final = "bare limit"
-LIMIT_WATCH: Final = "bare limit, one handle a request"
+LIMIT: Final = "bare C++ loop"  # asks about every transfer
+LIMIT_WATCH: Final = "bare C++ loop, one handle a request"
 SUBJECTS: Final = (LOOP, PYTHON, ALL, WATCH, LIMIT, LIMIT_WATCH)  # as they are shown
 
 Sweep = Callable[[], object]

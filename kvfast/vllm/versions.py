@@ -64,7 +64,10 @@ def check_vllm(found: str | None = None) -> VllmVersion:
     known = VERSIONS.get((int(match[1]), int(match[2]))) if match else None
     if known is None:
         supported = ", ".join(f"{major}.{minor}" for major, minor in VERSIONS)
-        raise UnsupportedVllmError(f"kvfast supports vLLM {supported}; found {version}")
+        raise UnsupportedVllmError(
+            f"kvfast supports vLLM {supported}; "
+            + ("vLLM is not installed" if version == "none" else f"found {version}")
+        )
     return known
 
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from bench.gates import FLOORS
 from kvfast.bench import bare_loop, command, measure, real
 from kvfast.bench.errors import BenchError
-from kvfast.bench.report import in_words
-from kvfast.bench.result import BenchResult
-from kvfast.bench.subjects import ALL, LIMIT, LOOP, PYTHON, WATCH
+from kvfast.bench.report import in_words, show
+from kvfast.bench.result import IN_FLIGHT, REAL, BenchResult, Row
+from kvfast.bench.subjects import ALL, LIMIT, LOOP, PYTHON, SUBJECTS, WATCH
 from kvfast.benchgate import load
 from kvfast_ext import BackendUnavailableError, cython_available
 from tests.cli.command import run_json
@@ -54,6 +55,7 @@ def test_json_has_every_subject_with_every_number_of_handles() -> None:
     assert {row["transfers"] for row in found["in_flight"] + found["drain"]} == {"simulated"}
     assert {row["subject"] for row in found["drain"]} == {LOOP, PYTHON, ALL}
     assert all(isfinite(seconds) for seconds in rows.values())
+    assert all(row["bursts"] >= 2 for row in found["in_flight"] + found["drain"])
     assert "real transfers: they were not asked for" in found["skipped"]
 
 
@@ -74,15 +76,58 @@ def test_the_tables_explain_themselves() -> None:
     for words in (
         "A sweep while nothing ends",
         "A sweep in which all end",
-        LOOP,
-        "speed-up",
+        "one Python call a transfer",
         "not measured:",
     ):
         assert words in told.stdout
     rows = [line.split() for line in told.stdout.splitlines()]
     assert [row[0] for row in rows if row and row[0].isdigit()] == ["1", "8"]
     (drained,) = (row for row in rows if row and row[0] == "1,000")
-    assert drained[-1].endswith("x") if cython_available() else drained[-1] == "-"
+    assert drained[-1].endswith("x" if cython_available() else "s")
+
+
+def shown(*subjects: str, bursts: int, seconds: float = 0.7654321) -> str:
+    result = BenchResult("2026-11-29", "a machine")
+    result.add(Row(IN_FLIGHT, REAL, 4_096), dict.fromkeys(subjects, seconds), bursts)
+    console = Console(width=80)
+    with console.capture() as capture:
+        show(result, console)
+    return capture.get()
+
+
+def test_the_widest_table_fits_80_columns_with_whole_words() -> None:
+    text = shown(*SUBJECTS, bursts=4)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in text
+    heads = next(i for i, line in enumerate(lines) if line.split()[:1] == ["vLLM's"])
+    assert lines[heads].split() == ["vLLM's", "python", "cython", "cython", "bare"]
+    assert lines[heads + 1].split() == ["transfers", "loop", "all", "all", "watch", "C++", "loop", "speed-up"]
+    # The legend begins each of its lines with a name, or indents it: none is broken.
+    legend = lines[lines.index("", heads) + 1 :]
+    assert {line[:15].strip() for line in legend} == {LOOP, "python", "cython", "", LIMIT, "~"}
+
+
+def test_a_row_of_too_few_bursts_is_marked() -> None:
+    text = shown(LOOP, WATCH, bursts=4)
+    assert "4,096  ~765 ms  ~765 ms     ~1.0x" in text
+    assert "fewer than 5 bursts" in text
+    assert "~" not in shown(LOOP, WATCH, bursts=5)
+
+
+def test_a_row_that_was_interrupted_in_all_its_bursts_is_marked() -> None:
+    result = BenchResult("2026-11-29", "a machine")
+    times = {1: 3e-6, 1_024: 1.6e-3, 4_096: 7e-3, 8_192: 49.5e-3}
+    for handles, seconds in times.items():
+        result.add(Row(IN_FLIGHT, REAL, handles), {LOOP: seconds, WATCH: handles * 1e-6}, 5)
+    assert [row.handles for row in result.bursts if result.is_rough(row)] == [8_192]
+
+
+def test_without_the_extension_nothing_is_said_of_it() -> None:
+    text = shown(LOOP, PYTHON, bursts=5)
+    for words in ("cython", "speed-up", LIMIT):
+        assert words not in text
+    assert not [line for line in text.splitlines() if line.split()[-1:] == ["-"]]
 
 
 @pytest.mark.parametrize(
@@ -91,6 +136,7 @@ def test_the_tables_explain_themselves() -> None:
         ("0,4", "0 transfers can't be in flight"),
         ("4,many", "'4,many' is no list of numbers"),
         ("4,6", "6 is no multiple of 4"),
+        ("4,100004", "100,004 transfers are too many: 100,000 is the most"),
     ],
 )
 def test_bad_numbers_of_handles(handles: str, words: str) -> None:
@@ -111,9 +157,19 @@ def test_what_can_not_be_measured_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert found["gates"] == {}
     assert found["skipped"] == [
         "cython: the compiled backend is not installed",
-        "bare limit: no C++ compiler: set CXX, or install g++",
+        "bare C++ loop: no C++ compiler: set CXX, or install g++",
         "real transfers: NIXL is not installed",
     ]
+
+
+def test_without_nixl_that_is_said_and_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_agent(_name: str) -> Any:
+        raise BackendUnavailableError("NIXL is not installed: pip install it")
+
+    monkeypatch.setattr(real, "open_agent", no_agent)
+    monkeypatch.setattr(real, "Rank", never)
+    found = found_by("--handles", "8", "--seconds", "0.05")
+    assert "real transfers: NIXL is not installed: pip install it" in found["skipped"]
 
 
 @needs_nixl

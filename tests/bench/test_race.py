@@ -54,15 +54,19 @@ def test_no_collection_happens_in_a_burst_and_the_collector_is_on_again() -> Non
     assert gc.isenabled()
 
 
-def test_a_race_by_time_runs_two_rounds_at_least() -> None:
-    ticks = iter([0.0, 100.0])
-    race = Race(bursts_of(a=[1.0] * 3))
-    race.run_for(5.0, lambda: next(ticks))
-    assert race.rounds == 2
-    ticks = iter([0.0, 3.0, 4.0, 5.0])
-    race = Race(bursts_of(a=[1.0] * 5))
-    race.run_for(5.0, lambda: next(ticks))
-    assert race.rounds == 4
+@pytest.mark.parametrize(
+    ("ticks", "rounds"),
+    [
+        ((0.0, 100.0), 2),  # it takes two at least
+        ((0.0, 1.0, 2.0, 3.0, 4.0, 4.5, 5.0), 7),  # and as many as there is time for
+        ((0.0, 6.0, 7.0, 8.0, 9.0), 5),  # but five beyond its time
+        ((0.0, 6.0, 49.0, 50.0), 4),  # up to ten times that
+    ],
+)
+def test_a_race_by_time(ticks: tuple[float, ...], rounds: int) -> None:
+    race = Race(bursts_of(a=[1.0] * 9))
+    race.run_for(5.0, iter(ticks).__next__)
+    assert race.rounds == rounds
 
 
 def test_calls_and_shortest_by_a_clock() -> None:

@@ -10,7 +10,9 @@ import kvfast
 import kvfast.stats
 from kvfast import benchgate, notifs, results, testing
 from kvfast.rendezvous import PushMatch
+from kvfast_ext import contract
 
+BACKEND: Final = kvfast.select_backend("python")  # the reference; the other one has the same names
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "reference.md"
 
 PARTS: Final[dict[str, list[Any]]] = {
@@ -29,6 +31,12 @@ PARTS: Final[dict[str, list[Any]]] = {
     ],
     "Numbers": [kvfast.stats.Stats, kvfast.stats.PrometheusExporter],
     "Quarantine and backends": [kvfast.Quarantine, kvfast.select_backend],
+    "The backend's own names": [
+        *(getattr(BACKEND, name) for name in contract.BACKEND_EXPORTS),
+        contract.SweepResult,
+        contract.Transfers,
+        kvfast.HandleFailure,
+    ],
     "For tests": [getattr(testing, name) for name in testing.__all__],
     "Floors of benchmarks": [
         benchgate.load,
@@ -56,7 +64,8 @@ _HEAD: Final = """\
 
 <!-- Made from the docstrings by `python -m tests.docs.reference`; a test compares. -->
 
-Names are imported from `kvfast` unless a module is shown.
+Names are imported from `kvfast` unless a module is shown. `backend` is what
+`select_backend()` returns; both backends have the same names, and the `python` one's are shown.
 """
 
 
@@ -78,6 +87,8 @@ def _thing(thing: Any) -> str:
 
 
 def _module_of(thing: Any) -> str:
+    if thing.__module__ == BACKEND.__name__:
+        return "backend"
     return testing.__name__ if hasattr(testing, thing.__name__) else str(thing.__module__)
 
 

@@ -15,6 +15,7 @@ import pytest
 import kvfast
 from kvfast import Receiver, Sender
 from kvfast.testing import FakeClock, ScriptedAgent
+from kvfast_ext.contract import BACKEND_EXPORTS
 from tests.docs.reference import DOCUMENT, PARTS, rendered
 from tests.nixl.rank import nixl_missing
 from tests.orchestration.rigs import in_thread
@@ -76,7 +77,7 @@ def test_howtos(path: Path) -> None:
 
 
 def test_all_howtos_are_there() -> None:
-    names = {"abort", "benchgate", "stalls", "hybrid-models", "threads", "metrics"}
+    names = {"abort", "benchgate", "stalls", "hybrid-models", "threads", "metrics", "test-your-engine"}
     assert {path.stem.removeprefix("howto-") for path in HOWTOS} == names
 
 
@@ -112,6 +113,44 @@ def test_tutorial(tmp_path: Path) -> None:
         assert f"\n{line}\n" in page
 
 
+def test_tutorial_lets_the_prefill_die(tmp_path: Path) -> None:
+    for name, code in blocks(DOCS / "tutorial.md"):
+        with (tmp_path / name).open("a") as file:
+            file.write(code.replace("REQUESTS = 20\n", "REQUESTS = 1_000_000\n"))
+    decode_code = (tmp_path / "decode.py").read_text()
+    assert "1_000_000" in decode_code
+    # It says when it is under way, which the reader sees by the time that has passed.
+    (tmp_path / "decode.py").write_text(_WAIT_FOR_SOCKET + decode_code.replace(_STEP, _STEP + _TELL))
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    options: dict[str, Any] = {"cwd": tmp_path, "env": env, "stdout": subprocess.PIPE, "text": True}
+    prefill, decode = (
+        subprocess.Popen([sys.executable, name], **options) for name in ("prefill.py", "decode.py")
+    )
+    try:
+        assert decode.stdout is not None
+        for line in decode.stdout:
+            if line == "under way\n":
+                prefill.kill()
+                break
+        told = decode.communicate(timeout=300)[0].splitlines()
+    finally:
+        for process in (prefill, decode):
+            process.kill()
+            process.communicate()
+    assert decode.returncode == 0, told
+    ended = re.fullmatch(r"decode: (\d+) finished, (\d+) failed, left: \[\]", told[-1])
+    assert ended, told
+    assert 50 <= int(ended[1]) < 1_000_000
+    # None, if the kill came between two requests.
+    failed = [line for line in told if re.fullmatch(r"req-\d+ failed; blocks \[\[.*\]\] hold garbage", line)]
+    assert len(failed) == int(ended[2])
+
+
+_STEP = "    now_finished, now_failed = step()\n"
+_TELL = """\
+    if finished < 50 <= finished + now_finished:
+        print("under way", flush=True)
+"""
 _WAIT_FOR_SOCKET = """\
 import os, time
 deadline = time.monotonic() + 240
@@ -126,7 +165,8 @@ def test_reference_is_current() -> None:
 
 def test_reference_has_every_public_name() -> None:
     names = {thing.__name__ for things in PARTS.values() for thing in things}
-    assert set(kvfast.__all__) <= names | {"BACKEND", "__version__", "HandleFailure", "notifs", "stats"}
+    assert set(kvfast.__all__) <= names | {"BACKEND", "__version__", "notifs", "stats"}
+    assert {*BACKEND_EXPORTS, "SweepResult"} <= names
 
 
 def test_every_guarding_test_is_there() -> None:
