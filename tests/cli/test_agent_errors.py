@@ -47,7 +47,7 @@ def no_nixl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nixl_that_is_not_installed(no_nixl: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nixl", None)  # as Python marks what it could not find
-    with pytest.raises(BackendUnavailableError, match=r'NIXL is not installed: pip install "kvfast\[nixl\]"'):
+    with pytest.raises(BackendUnavailableError, match="NIXL is not installed: pip install nixl, or, without"):
         open_agent("agent")
 
 
