@@ -11,16 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kvfast import __version__
-from kvfast_ext.errors import BackendUnavailableError, KvfastError
+from kvfast.exits import EXIT_FAILED, EXIT_UNUSABLE, errors_exit
 
 if TYPE_CHECKING:
     from kvfast.demo.judge import DemoResult
     from kvfast.demo.settings import DemoSettings
-
-EXIT_FAILED: Final = 1
-EXIT_UNUSABLE: Final = 2  # as click does for bad options
-EXIT_INTERRUPTED: Final = 130
-
 
 # Commands whose code is in a part of its own, which is loaded when one of them is asked for.
 _ELSEWHERE: Final = {"bench": "kvfast.bench.command", "soak": "kvfast.testing.soak.command"}
@@ -138,17 +133,8 @@ def demo(as_json: bool, hold_s: float, **options: Any) -> None:
 
     if hold_s and options["metrics_port"] is None:
         raise click.UsageError("--hold keeps metrics up: it needs --metrics-port")
-    try:
+    with errors_exit(as_json=as_json, interrupted="interrupted: all processes of the demo have been ended"):
         _demo(DemoSettings(**options), as_json, hold_s)
-    except BackendUnavailableError as error:
-        _give_up(error, as_json, EXIT_UNUSABLE)
-    except KvfastError as error:
-        _give_up(error, as_json, EXIT_FAILED)
-    except (ImportError, ValueError) as error:  # a broken extension, a bad KVFAST_BACKEND
-        _give_up(error, as_json, EXIT_UNUSABLE)
-    except KeyboardInterrupt:
-        click.echo("interrupted: all processes of the demo have been ended", err=True)
-        sys.exit(EXIT_INTERRUPTED)
 
 
 def _demo(settings: DemoSettings, as_json: bool, hold_s: float) -> None:
@@ -235,10 +221,3 @@ def doctor(as_json: bool, timeout_s: float) -> None:
     else:
         show(findings, Console())
     sys.exit(0 if findings.ok else EXIT_FAILED)
-
-
-def _give_up(error: Exception, as_json: bool, code: int) -> None:
-    if as_json:
-        click.echo(json.dumps({"ok": False, "error": str(error)}))
-    click.echo(f"kvfast: {error}", err=True)
-    sys.exit(code)

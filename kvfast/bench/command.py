@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kvfast_ext.errors import BackendUnavailableError, KvfastError
+from kvfast.exits import EXIT_UNUSABLE, errors_exit, give_up
+from kvfast_ext.errors import KvfastError
 
 from .measure import Bench, Plan
 
 if TYPE_CHECKING:
     from .result import BenchResult
 
-_EXIT_FAILED: Final = 1
-_EXIT_UNUSABLE: Final = 2
-_EXIT_INTERRUPTED: Final = 130
 _MOST_HANDLES: Final = 100_000
 
 
@@ -92,23 +90,13 @@ def bench(
         if picture is not None:
             check_plot(picture)
     except KvfastError as error:
-        _give_up(error, as_json, _EXIT_UNUSABLE)
-    try:
+        give_up(error, as_json, EXIT_UNUSABLE)
+    with errors_exit(as_json=as_json, interrupted="interrupted"):
         result = _run(plan, shown=not as_json)
-    except BackendUnavailableError as error:
-        _give_up(error, as_json, _EXIT_UNUSABLE)
-    except KvfastError as error:
-        _give_up(error, as_json, _EXIT_FAILED)
-    except (ImportError, ValueError) as error:  # a broken extension
-        _give_up(error, as_json, _EXIT_UNUSABLE)
-    except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
-        sys.exit(_EXIT_INTERRUPTED)
-    else:
-        _print(result, as_json)
-        if picture is not None:
-            plot(result, picture)
-            click.echo(f"drawn: {picture}", err=True)
+    _print(result, as_json)
+    if picture is not None:
+        plot(result, picture)
+        click.echo(f"drawn: {picture}", err=True)
 
 
 def _run(plan: Plan, *, shown: bool) -> BenchResult:
@@ -132,10 +120,3 @@ def _print(result: BenchResult, as_json: bool) -> None:
         click.echo(json.dumps(result.as_dict(), indent=2))
     else:
         show(result, Console())
-
-
-def _give_up(error: Exception, as_json: bool, code: int) -> None:
-    if as_json:
-        click.echo(json.dumps({"ok": False, "error": str(error)}))
-    click.echo(f"kvfast: {error}", err=True)
-    sys.exit(code)

@@ -28,7 +28,7 @@ class EndedRequests:
             State.ENDED_ABORTED: [],
         }
         self.stalled: Final[list[ReceiveRequest]] = []
-        self.maybe_any = False  # set by whoever adds
+        self.maybe_any = False  # set by whoever adds: an idle poll looks at nothing else
         self.lists: Final = (*self.by_end.values(), self.stalled)
 
     def take(self, stats: Stats) -> ReceiveResults:

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kvfast_ext.errors import BackendUnavailableError, KvfastError
+from kvfast.exits import EXIT_FAILED, errors_exit
 
 from .settings import DEFAULT_REQUESTS, FAULTS, MAX_RANKS, MODES, POLICIES, SoakSettings, parse_faults
 
 if TYPE_CHECKING:
     from .run import SoakResult
 
-_EXIT_FAILED: Final = 1
-_EXIT_UNUSABLE: Final = 2
-_EXIT_INTERRUPTED: Final = 130
 _UNLIMITED: Final = 10**8
 
 
@@ -143,24 +140,15 @@ def soak(mode: str, policy: str, requests: int | None, as_json: bool, **options:
         requests = DEFAULT_REQUESTS if options["minutes"] is None else _UNLIMITED
     modes = MODES if mode == "both" else (mode,)
     policies = POLICIES if policy == "all" else (policy,)
-    try:
+    interrupted = "interrupted: all processes of the soak have been ended"
+    with errors_exit(as_json=as_json, interrupted=interrupted):
         chosen = [
             SoakSettings(mode=m, policy=p, requests=requests, **options) for m in modes for p in policies
         ]
         results = _run_all(chosen, shown=not as_json)
-    except BackendUnavailableError as error:
-        _give_up(error, as_json, _EXIT_UNUSABLE)
-    except KvfastError as error:
-        _give_up(error, as_json, _EXIT_FAILED)
-    except (ImportError, ValueError) as error:  # a broken extension, a bad KVFAST_BACKEND
-        _give_up(error, as_json, _EXIT_UNUSABLE)
-    except KeyboardInterrupt:
-        click.echo("interrupted: all processes of the soak have been ended", err=True)
-        sys.exit(_EXIT_INTERRUPTED)
-    else:
-        _print(results, as_json)
-        judged = [result for result in results if len(policies) == 1 or result.settings.policy == "kvfast"]
-        sys.exit(0 if all(result.ok for result in judged) else _EXIT_FAILED)
+    _print(results, as_json)
+    judged = [result for result in results if len(policies) == 1 or result.settings.policy == "kvfast"]
+    sys.exit(0 if all(result.ok for result in judged) else EXIT_FAILED)
 
 
 def _run_all(chosen: list[SoakSettings], *, shown: bool) -> list[SoakResult]:
@@ -194,10 +182,3 @@ def _print(results: list[SoakResult], as_json: bool) -> None:
         click.echo(json.dumps({"soaks": found, "verdicts": verdicts(results)}, indent=2))
     else:
         show(results, Console())
-
-
-def _give_up(error: Exception, as_json: bool, code: int) -> None:
-    if as_json:
-        click.echo(json.dumps({"ok": False, "error": str(error)}))
-    click.echo(f"kvfast: {error}", err=True)
-    sys.exit(code)

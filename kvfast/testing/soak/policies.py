@@ -246,7 +246,7 @@ class HandlePolicy:
         except Exception:
             request.failed = True
             for handle in prepared:
-                self._release(handle)
+                release(self._faulty, handle)
         return not request.failed
 
     def add_notif(self, req_id: str, peer: str, message: bytes) -> None:
@@ -318,26 +318,37 @@ class HandlePolicy:
                     self._agent.send_notif(peer, message)
 
     def _check(self, request: _Request) -> None:
-        for handle in list(request.handles):
-            try:
-                state = self._faulty.check_xfer_state(handle)
-            except Exception:
-                state = "ERR"
-            if state == "PROC":
-                continue
-            if state != "DONE":
-                self._failed_count += not request.failed
-                request.failed = True
-            # A refused release: the one policy forgets the handle, the other one tries again.
-            if self._release(handle) or self._at_first_error:
-                request.handles.remove(handle)
+        if sweep_handles(self._faulty, request.handles, forgets_refused=self._at_first_error):
+            self._failed_count += not request.failed
+            request.failed = True
 
-    def _release(self, handle: Any) -> bool:
+
+def sweep_handles(agent: Any, handles: list[Any], *, forgets_refused: bool) -> bool:
+    """Release and take out what is no longer in progress; tell whether any of it was not DONE.
+
+    A refused release: the one policy forgets the handle, the other one tries again.
+    """
+    failed = False
+    for handle in list(handles):
         try:
-            self._faulty.release_xfer_handle(handle)
+            state = agent.check_xfer_state(handle)
         except Exception:
-            return False
-        return True
+            state = "ERR"
+        if state == "PROC":
+            continue
+        failed |= state != "DONE"
+        if release(agent, handle) or forgets_refused:
+            handles.remove(handle)
+    return failed
+
+
+def release(agent: Any, handle: Any) -> bool:
+    """Release a handle; tell whether that was not refused."""
+    try:
+        agent.release_xfer_handle(handle)
+    except Exception:
+        return False
+    return True
 
 
 def make_policy(agent: Any, faulty: Any, settings: SoakSettings) -> Policy:

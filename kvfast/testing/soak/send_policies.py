@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from kvfast.send import Sender
 from kvfast_ext.contract import Quarantine
 
-from .policies import Prepare, QuarantineLog
+from .policies import Prepare, QuarantineLog, release, sweep_handles
 from .settings import SoakSettings
 
 Transfer = Callable[[Any], Any]
@@ -135,7 +135,7 @@ class HandleSendPolicy:
         except Exception:
             request.failed = True
             for handle in prepared:
-                self._release(handle)
+                release(self._faulty, handle)
         return not request.failed
 
     def heartbeat(self, req_ids: Sequence[str], extend_s: float) -> None:
@@ -171,23 +171,8 @@ class HandleSendPolicy:
         return request.failed and self._at_first_error
 
     def _check(self, request: _Request) -> None:
-        for handle in list(request.handles):
-            try:
-                state = self._faulty.check_xfer_state(handle)
-            except Exception:
-                state = "ERR"
-            if state == "PROC":
-                continue
-            request.failed |= state != "DONE"
-            if self._release(handle) or self._at_first_error:
-                request.handles.remove(handle)
-
-    def _release(self, handle: Any) -> bool:
-        try:
-            self._faulty.release_xfer_handle(handle)
-        except Exception:
-            return False
-        return True
+        if sweep_handles(self._faulty, request.handles, forgets_refused=self._at_first_error):
+            request.failed = True
 
 
 def make_send_policy(agent: Any, faulty: Any, settings: SoakSettings) -> SendPolicy:
