@@ -33,7 +33,7 @@ class Beside:
 
     def work(self, subject: str) -> str:
         ours, loop = self.contest.rates[subject], self.contest.rates[LOOP]
-        return f"{ours.work:,.0f}/s, {loop.work:,.0f}/s, {self.handles:,} handles, {subject}"
+        return f"{ours.work_on_core:,.0f}/s, {loop.work_on_core:,.0f}/s, {self.handles:,} handles, {subject}"
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -48,7 +48,8 @@ def beside(
     for name, rates in contest.rates.items():
         report.note(
             f"beside a busy thread, {handles:,} real handles, {name}",
-            f"{rates.sweeps:,.1f} sweeps/s, the other thread {rates.work:,.0f} units/s",
+            f"{rates.sweeps:,.1f} sweeps/s, the other thread {rates.work:,.0f} units/s, "
+            f"and had no core for {rates.coreless / rates.seconds:.0%} of the time",
         )
 
 

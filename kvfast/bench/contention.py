@@ -3,6 +3,11 @@
 NIXL's binding gives up the GIL at every call. A poller that calls it once a handle then waits for the
 GIL once a handle, up to the interpreter's switch interval (5 ms) each time; one that makes all calls
 in one go waits once a sweep.
+
+Without the GIL a poller and a Python thread really run side by side, and want a core each; NIXL's
+progress thread wants another. With fewer cores than that the kernel makes one of them wait, which no
+poller can help but by polling less. So the work of the busy thread is counted by the time in which it
+had a core or waited for the GIL, and the kernel's own account of its waiting for a core is taken off.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -19,6 +25,7 @@ class Rates(NamedTuple):
     swept: int
     units: int
     seconds: float
+    coreless: float = 0.0  # of these seconds, how long the busy thread was ready and had no core
 
     @property
     def sweeps(self) -> float:
@@ -30,9 +37,19 @@ class Rates(NamedTuple):
         """Units of work a second of the other thread."""
         return self.units / self.seconds
 
+    @property
+    def work_on_core(self) -> float:
+        """The same for each second in which it had a core, or waited for the GIL."""
+        return self.units / (self.seconds - self.coreless)
+
     def plus(self, more: Rates) -> Rates:
         """Return both together."""
-        return Rates(self.swept + more.swept, self.units + more.units, self.seconds + more.seconds)
+        return Rates(
+            self.swept + more.swept,
+            self.units + more.units,
+            self.seconds + more.seconds,
+            self.coreless + more.coreless,
+        )
 
 
 class BusyThread(threading.Thread):
@@ -48,6 +65,14 @@ class BusyThread(threading.Thread):
             sum(range(200))  # some microseconds
             self.units += 1
 
+    def coreless(self) -> float:
+        """Return for how many seconds of its life it was ready but had no core; 0.0 where no kernel tells."""
+        try:
+            account = Path(f"/proc/self/task/{self.native_id}/schedstat").read_text(encoding="ascii")
+        except OSError:
+            return 0.0
+        return int(account.split()[1]) / 1e9
+
     def stop(self) -> None:
         """Let it end, and wait for that."""
         self._stopped.set()
@@ -59,16 +84,16 @@ def beside_a_busy_thread(sweep: Callable[[], object], seconds: float) -> Rates:
     busy = BusyThread()
     busy.start()
     try:
-        units, sweeps = busy.units, 0
+        units, coreless, sweeps = busy.units, busy.coreless(), 0
         start = time.perf_counter()
         while sweeps == 0 or time.perf_counter() - start < seconds:
             sweep()
             sweeps += 1
         spent = time.perf_counter() - start
-        units = busy.units - units
+        units, coreless = busy.units - units, busy.coreless() - coreless
     finally:
         busy.stop()
-    return Rates(sweeps, units, spent)
+    return Rates(sweeps, units, spent, coreless)
 
 
 class Contest:
@@ -95,5 +120,8 @@ class Contest:
         return self.rates[above].sweeps / self.rates[below].sweeps
 
     def work_ratio(self, above: str, below: str) -> float:
-        """Return how much the busy thread got done beside one, for each unit beside the other."""
-        return self.rates[above].work / self.rates[below].work
+        """Return how much the busy thread got done beside one, for each unit beside the other.
+
+        In time in which it had a core or waited for the GIL.
+        """
+        return self.rates[above].work_on_core / self.rates[below].work_on_core

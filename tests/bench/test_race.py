@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -77,13 +81,35 @@ def test_calls_and_shortest_by_a_clock() -> None:
 
 
 def test_a_contest_goes_by_the_means_of_all_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = iter([Rates(10, 50, 1.0), Rates(40, 60, 1.0), Rates(20, 30, 2.0), Rates(50, 60, 1.0)])
+    slow = [Rates(10, 50, 1.0, 0.5), Rates(20, 30, 2.0, 0.5)]
+    fast = [Rates(40, 60, 1.0), Rates(50, 60, 1.0)]
+    seen = iter([slow[0], fast[0], slow[1], fast[1]])
     monkeypatch.setattr(contention, "beside_a_busy_thread", lambda sweep, seconds: next(seen))
     contest = Contest({"slow": nothing, "fast": nothing}, 1.0)
     contest.run(2)
-    assert contest.rates == {"slow": Rates(30, 80, 3.0), "fast": Rates(90, 120, 2.0)}
+    assert contest.rates == {"slow": Rates(30, 80, 3.0, 1.0), "fast": Rates(90, 120, 2.0, 0.0)}
     assert contest.sweeps_ratio("fast", "slow") == 4.5
-    assert contest.work_ratio("fast", "slow") == 2.25
+    assert contest.rates["slow"].work == pytest.approx(80 / 3)
+    assert contest.work_ratio("fast", "slow") == 1.5  # 60 a second, against 80 in 2 s with a core
+
+
+def test_the_busy_thread_knows_how_long_it_had_no_core() -> None:
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # a process on the same core takes about half of it
+    spinner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    busy = BusyThread()
+    assert busy.coreless() == 0.0  # no thread yet, so the kernel tells nothing
+    try:
+        busy.start()
+        deadline = time.monotonic() + 30.0
+        while busy.coreless() < 0.05 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert busy.coreless() >= 0.05
+    finally:
+        busy.stop()
+        spinner.kill()
+        spinner.wait()
+        os.sched_setaffinity(0, cores)
 
 
 def test_beside_a_busy_thread_both_get_something_done() -> None:
