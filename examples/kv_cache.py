@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
-import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -70,13 +70,16 @@ class Peer:
 
 def run(prefill: Callable[[Connection], None], decode: Callable[[Connection, int], None]) -> None:
     """Run the prefill in a process of its own and the decode in this one."""
+    parser = argparse.ArgumentParser(description="Serve requests over real NIXL, and check every byte.")
+    parser.add_argument("requests", type=int, nargs="?", default=100, help="how many (100)")
+    requests: int = parser.parse_args().requests
     os.environ.setdefault("UCX_TLS", "tcp")  # runs anywhere; leave it out on a real fabric
     spawn = multiprocessing.get_context("spawn")  # a fork after NIXL has started would hang
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=prefill, args=(theirs,), daemon=True)
     process.start()
     theirs.close()  # or the end of the prefill would go unnoticed
-    decode(ours, int(sys.argv[1]) if len(sys.argv) > 1 else 100)
+    decode(ours, requests)
     process.join()
 
 

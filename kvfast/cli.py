@@ -12,6 +12,7 @@ import click
 
 from kvfast import __version__
 from kvfast.exits import EXIT_FAILED, EXIT_UNUSABLE, errors_exit
+from kvfast.options import backend_option, scan_option
 
 if TYPE_CHECKING:
     from kvfast.demo.judge import DemoResult
@@ -66,20 +67,8 @@ def main() -> None:
     show_default=True,
     help="Requests; each gets 1 to 16 blocks from every rank.",
 )
-@click.option(
-    "--backend",
-    type=click.Choice(["auto", "cython", "python"]),
-    default="auto",
-    show_default=True,
-    help="Polling backend; auto asks KVFAST_BACKEND, then takes cython where it is installed.",
-)
-@click.option(
-    "--scan",
-    type=click.Choice(["watch", "all"]),
-    default="watch",
-    show_default=True,
-    help="Which handles a sweep asks about: one a request, or every one.",
-)
+@backend_option
+@scan_option
 @click.option(
     "--push", is_flag=True, help="The ranks WRITE where decode says, and keep their blocks under leases."
 )

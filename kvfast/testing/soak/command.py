@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kvfast.exits import EXIT_FAILED, errors_exit
+from kvfast.options import backend_option, scan_option
 
 from .settings import DEFAULT_REQUESTS, FAULTS, MAX_RANKS, MODES, POLICIES, SoakSettings, parse_faults
 
@@ -109,20 +110,8 @@ def _faults(_context: click.Context, _parameter: click.Parameter, value: str) ->
     is_flag=True,
     help="Run ranks and decode in network namespaces of their own, and break the network (root only).",
 )
-@click.option(
-    "--backend",
-    type=click.Choice(["auto", "cython", "python"]),
-    default="auto",
-    show_default=True,
-    help="Polling backend.",
-)
-@click.option(
-    "--scan",
-    type=click.Choice(["watch", "all"]),
-    default="watch",
-    show_default=True,
-    help="What a sweep asks.",
-)
+@backend_option
+@scan_option
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON, and nothing else.")
 def soak(mode: str, policy: str, requests: int | None, as_json: bool, **options: Any) -> None:
     """Break things under real NIXL transfers, and look for a block that was given back too early.
