@@ -11,10 +11,12 @@ from typing import Any, Final, Protocol
 from kvfast_ext import backend_name, select_backend, states
 from kvfast_ext.contract import HandleFailure, Ops, Quarantine, SweepResult, check_backend
 from kvfast_ext.errors import ClosedError, WrongThreadError
+from kvfast_ext.loglater import LogLater
 from kvfast_ext.table import NO_TRANSFERS
 
 from . import checks
 from .peers import PeerGuard
+from .posting import Starter
 from .ratelimit import RateLimit
 from .stats import Stats
 
@@ -65,6 +67,8 @@ class Poller:
         self.stats: Final = stats if stats is not None else Stats(clock=clock)
         self.guard: Final = guard if guard is not None else PeerGuard(agent, stats=self.stats, clock=clock)
         self._limit: Final = RateLimit(clock=clock)
+        self._lines: Final = LogLater()
+        self._starter: Final = Starter(self._ops, self._table.admit, self._lines)
         self._owner: Final = threading.get_ident()
         self._now = clock()
         self._retained = 0
@@ -117,7 +121,9 @@ class Poller:
     def _log_handle_failure(self, failure: HandleFailure) -> None:
         dropped = self._limit.allow(("handle", failure.peer))
         if dropped is not None:
-            logger.warning(
+            self._lines.add(
+                logger,
+                logging.WARNING,
                 "transfer failed: request %r, peer %r, handle %r, status %s%s: %r (%d more before)",
                 failure.req_id,
                 failure.peer,
@@ -132,9 +138,8 @@ class Poller:
         dropped = self._limit.allow((what, peer))
         if dropped is not None:
             # A peer may have chosen the id: no line of its own, and no endless one.
-            logger.warning(
-                "request %.200r %s, peer %r: %s (%d more before)", req_id, what, peer, reason, dropped
-            )
+            text = "request %.200r %s, peer %r: %s (%d more before)"
+            self._lines.add(logger, logging.WARNING, text, req_id, what, peer, reason, dropped)
 
     def _unknown_failure(self, req_id: str, reason: object) -> None:
         self.stats.count("failures_of_unknown_requests")
@@ -178,11 +183,12 @@ class Poller:
                 return errors
             self._sleep(CLOSE_INTERVAL_S)
 
-    def _leave(self, left: Sequence[str], handles: int) -> None:
-        """Let go of what is shared with others, as far as nothing is left."""
+    def _leave(self, left: Sequence[str], handles: int, posting: int = 0) -> None:
+        """Let go of what is shared with others, as far as nothing is left, or is just being posted."""
         self.stats.unset_gauges(self._gauges)
-        if not (handles or self._retained):
+        if not (handles or self._retained or posting):
             self.guard.unwatch(self)
+        self._table.abandon()
         if left:
             logger.warning(
                 "closed with %d requests and %d handles left, first %r: their blocks must not be given back",

@@ -10,6 +10,8 @@ sweep can tell when that is over; before, it is an object that nobody else knows
 * ``transfer`` returns ``"ERR"``: it may have been posted in part. It is kept, and its check tells.
 * ``transfer`` raises what is no error (Ctrl-C): whether it was posted can't be known. It is kept.
 
+* Anything else raises (the ``repr`` of a handle, a status that is no state): as that.
+
 After the first failure no more is posted. Every way out names the handles to keep.
 """
 
@@ -22,7 +24,7 @@ from typing import Any
 
 from kvfast_ext import states
 from kvfast_ext.contract import Handle, Ops
-from kvfast_ext.errors import DuplicateHandleError
+from kvfast_ext.loglater import LogLater
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ Transfer = Callable[[Handle], Any]
 
 @dataclass(slots=True)
 class Posted:
-    """What came of starting some transfers.
+    """What came of starting some transfers. Made by the caller, so that nothing can lose it.
 
     Attributes
     ----------
@@ -58,72 +60,107 @@ class Posted:
             raise self.error
 
 
-def start_transfers(
-    ops: Ops,
-    prepares: Sequence[Prepare],
-    transfer: Transfer,
-    may_post: Callable[[], bool] = lambda: True,
-) -> Posted:
-    """Prepare all, then post them in order, up to the first failure.
+class Starter:
+    """Starts transfers that go into one table.
 
-    ``may_post`` is asked before each post: a failure reported by another thread meanwhile stops it.
+    Parameters
+    ----------
+    ops : Ops
+        What releases a handle that was not posted.
+    admit : callable
+        The table's; what it refuses is not posted.
+    lines : LogLater
+        Gets a line for each such handle whose release is refused.
     """
-    posted = Posted()
-    prepared = _prepare(ops, prepares, posted)
-    for i, handle in enumerate(prepared):
-        if posted.failure is None and not may_post():
-            posted.failure = "a failure was reported while it was being posted"
-        if posted.failure is not None:
-            posted.keep += _unreleased(ops, prepared[i:])
-            break
-        _post(ops, handle, transfer, posted)
-    return posted
+
+    def __init__(self, ops: Ops, admit: Callable[[Handle], int], lines: LogLater) -> None:
+        self._ops = ops
+        self._admit = admit
+        self._lines = lines
+
+    def start(
+        self, posted: Posted, prepares: Sequence[Prepare], transfer: Transfer, may_post: Callable[[], bool]
+    ) -> None:
+        """Prepare all, then post them in order, up to the first failure; never raises.
+
+        ``may_post`` is asked before each post: a failure reported by another thread meanwhile stops it.
+        """
+        handles: dict[int, Handle] = {}  # prepared and not posted
+        try:
+            if self._prepare(handles, prepares, posted):
+                self._post_all(handles, transfer, may_post, posted)
+        except BaseException as error:
+            posted.failure, posted.error = f"posting it was broken off: {_safe_repr(error)}", error
+        for handle in handles.values():
+            self._give_up(handle, posted)
+
+    def _prepare(self, handles: dict[int, Handle], prepares: Sequence[Prepare], posted: Posted) -> bool:
+        for prepare in prepares:
+            try:
+                handle = prepare()
+                # What the table would refuse must be found out before it is posted.
+                key = self._admit(handle)
+                if key in handles:
+                    raise ValueError(f"handle {handle!r} was prepared twice")
+            except BaseException as error:
+                posted.failure, posted.error = f"a transfer could not be prepared: {_safe_repr(error)}", error
+                posted.failed_handles += 1
+                return False
+            handles[key] = handle
+        return True
+
+    def _post_all(
+        self,
+        handles: dict[int, Handle],
+        transfer: Transfer,
+        may_post: Callable[[], bool],
+        posted: Posted,
+    ) -> None:
+        for key, handle in list(handles.items()):
+            if not may_post():
+                posted.failure = "a failure was reported while it was being posted"
+            if posted.failure is not None:
+                return
+            posted.keep.append(handles.pop(key))  # from here on its bytes may move
+            self._post(handle, transfer, posted)
+
+    def _post(self, handle: Handle, transfer: Transfer, posted: Posted) -> None:
+        try:
+            status = transfer(handle)
+        except BaseException as error:
+            posted.failure = f"posting handle {_safe_repr(handle)} raised {_safe_repr(error)}"
+            posted.error = error
+            if not _may_be_posted(error):
+                posted.keep.pop()
+                posted.failed_handles += self._give_up(handle, posted)
+        else:
+            if _is_failure(status):
+                posted.failure = f"posting handle {_safe_repr(handle)} returned {_safe_repr(status)}"
+
+    def _give_up(self, handle: Handle, posted: Posted) -> bool:
+        """Release a handle that was not posted; keep it where that is refused, and return False."""
+        error = self._ops.release(handle)
+        if error is not None:
+            text = "release of handle %s refused before it was posted, kept: %s"
+            self._lines.add(logger, logging.WARNING, text, _safe_repr(handle), _safe_repr(error))
+            posted.keep.append(handle)
+        return error is None
 
 
 def keep_handles(table: Any, req_id: str, handles: Sequence[Handle], peer: str | None) -> str | None:
     """Put handles into the table, all at once; return what went wrong, if anything did.
 
-    A handle that is in the table already was posted twice. It is safe where it is.
+    A handle that is in the table already was posted twice: it is safe where it is. One that is refused
+    for another reason has changed since it was prepared, as by a release: the others are kept.
     """
     try:
         table.add(req_id, *handles, peer=peer)
-    except DuplicateHandleError as error:
+    except Exception as error:
         if len(handles) > 1:
             for handle in handles:
                 keep_handles(table, req_id, [handle], peer)
         return str(error)
     return None
-
-
-def _prepare(ops: Ops, prepares: Sequence[Prepare], posted: Posted) -> list[Handle]:
-    handles: dict[int, Handle] = {}
-    for prepare in prepares:
-        try:
-            handle = prepare()
-            # What the table would refuse must be found out before it is posted.
-            key, _ = ops.admit(handle)
-            if key in handles:
-                raise ValueError(f"handle {handle!r} was prepared twice")
-        except BaseException as error:
-            posted.failure, posted.error = f"a transfer could not be prepared: {error!r}", error
-            posted.failed_handles += 1
-            break
-        handles[key] = handle
-    return list(handles.values())
-
-
-def _post(ops: Ops, handle: Handle, transfer: Transfer, posted: Posted) -> None:
-    try:
-        status = transfer(handle)
-    except BaseException as error:
-        posted.failure, posted.error = f"posting handle {handle!r} raised {error!r}", error
-        kept = [handle] if _may_be_posted(error) else _unreleased(ops, [handle])
-        posted.keep += kept
-        posted.failed_handles += not kept
-    else:
-        posted.keep.append(handle)
-        if _is_failure(status):
-            posted.failure = f"posting handle {handle!r} returned {status!r}"
 
 
 def _is_failure(status: object) -> bool:
@@ -136,12 +173,9 @@ def _may_be_posted(error: BaseException) -> bool:
     return not isinstance(error, Exception) or states.code_of_exception(error) == states.REPOST_ACTIVE
 
 
-def _unreleased(ops: Ops, handles: Sequence[Handle]) -> list[Handle]:
-    """Release handles that were not posted; return those whose release was refused."""
-    kept: list[Handle] = []
-    for handle in handles:
-        error = ops.release(handle)
-        if error is not None:
-            logger.warning("release of handle %r refused before it was posted, kept: %r", handle, error)
-            kept.append(handle)
-    return kept
+def _safe_repr(value: object) -> str:
+    # Of a caller's objects: one that can't be shown must not take a posted handle with it.
+    try:
+        return repr(value)
+    except Exception:
+        return object.__repr__(value)

@@ -17,7 +17,7 @@ polls once a step. What a poll reports is safe to act on: the law and the states
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
@@ -28,7 +28,7 @@ from kvfast_ext.errors import DuplicateRequestError, UnknownRequestError
 from . import checks
 from .peers import PeerGuard
 from .polling import DISCONNECT, Poller
-from .posting import Prepare, Transfer, keep_handles, start_transfers
+from .posting import Posted, Prepare, Transfer, keep_handles
 from .receiving.ended import EndedRequests
 from .receiving.outbox import Outbox
 from .receiving.request import NEVER, ReceiveRequest
@@ -91,6 +91,7 @@ class Receiver(Poller):
         self._order = 0
         self._settled: list[ReceiveRequest] = []  # may have drained: looked at by the next poll
         self._reports: deque[tuple[str, object]] = deque()  # failures told by other threads
+        self._posting_to: Counter[str | None] = Counter()
         self._ended = EndedRequests()
         self._stalls = StallWatch(stall_after_s)
         self._closed: Closed[ReceiveResults] | None = None
@@ -104,7 +105,7 @@ class Receiver(Poller):
             stats=stats,
             guard=guard,
         )
-        self._outbox = Outbox(agent, self.stats, self._limit, self._lose)
+        self._outbox = Outbox(agent, self.stats, self._limit, self._lines, self._lose)
 
     # ---- a request's life
 
@@ -171,7 +172,8 @@ class Receiver(Poller):
         req_id : str
             A tracked request.
         prepares : sequence of callable
-            Each returns a new handle, not posted yet.
+            Each returns a new handle, not posted yet. None at all starts nothing: of a request that
+            needs no transfer, say `complete`.
         transfer : callable, optional
             Posts a handle; by default the agent's ``transfer``.
         peer : str, optional
@@ -196,19 +198,12 @@ class Receiver(Poller):
         transfer = self._agent.transfer if transfer is None else checks.function("transfer", transfer)
         peer = request.peer_of_post(peer)
         self._take_reports()
-        if not self._may_post(request, peer):
-            return False
-        posted = start_transfers(self._ops, prepares, transfer)
-        if posted.keep:
-            duplicate = keep_handles(self._table, req_id, posted.keep, peer)
-            request.in_table = duplicate is None or req_id in self._table
-            self._begin(request)
-            posted.failure = posted.failure or duplicate
-        if posted.failure is not None:
-            self.stats.count("failed_transfers", posted.failed_handles)
-            self._fail(request, posted.failure)
-        posted.raise_interrupt()
-        return posted.failure is None
+        may = self._may_post(request, peer)
+        posted = self._post(request, prepares, transfer, peer) if may else None
+        self._lines.write()
+        if posted is not None:
+            posted.raise_interrupt()
+        return posted is not None and posted.failure is None
 
     def add_notif(self, req_id: str, agent_name: str, message: bytes) -> None:
         """Have a notification sent when the request succeeds; a failure withdraws it."""
@@ -261,6 +256,7 @@ class Receiver(Poller):
             if failed:
                 self._fail(request, f"producer {peer or 'unnamed'} could not write everything")
             self._settled.append(request)
+        self._lines.write()
 
     def extend(self, req_id: str, read_before: float) -> None:
         """Note that the producer has extended its lease, as it does for a heartbeat. Never shortens it.
@@ -280,6 +276,7 @@ class Receiver(Poller):
     def fail(self, req_id: str, reason: str) -> None:
         """Fail a request. It is reported when it is drained."""
         self._fail(self._request(req_id), reason)
+        self._lines.write()
 
     def report_failure(self, req_id: str, reason: str) -> None:
         """Fail a request, from any thread. One that is not tracked by then is counted and logged.
@@ -310,14 +307,15 @@ class Receiver(Poller):
         """
         self._check_open()
         self._lose(checks.name("name", name))
+        self._lines.write()
 
     def outstanding_of(self, peer: str) -> int:
-        """Return how many handles of a peer, and requests that it may write, are outstanding."""
+        """Return how many handles of a peer, posts to it and requests that it may write, are outstanding."""
         writing = sum(
             request.writes is not None and request.writes.outstanding and peer in request.peers
             for request in list(self._requests.values())
         )
-        return super().outstanding_of(peer) + writing
+        return super().outstanding_of(peer) + self._posting_to[peer] + writing
 
     # ---- polling
 
@@ -383,6 +381,34 @@ class Receiver(Poller):
             return False
         return True
 
+    def _post(
+        self, request: ReceiveRequest, prepares: Sequence[Prepare], transfer: Transfer, peer: str | None
+    ) -> Posted:
+        # While it runs the request is outstanding: who is called from here may poll, or remove a peer.
+        posted = Posted()
+        request.posting += 1
+        self._posting_to[peer] += 1
+        try:
+            self._starter.start(posted, prepares, transfer, lambda: request.may_post)
+        finally:
+            self._posting_to[peer] -= 1
+            request.posting -= 1
+            self._posted(request, posted, peer)
+        return posted
+
+    def _posted(self, request: ReceiveRequest, posted: Posted, peer: str | None) -> None:
+        interrupt = self._ops.take_interrupt()
+        if interrupt is not None:  # out of a release: the ops have kept it
+            posted.error = interrupt
+        if posted.keep:
+            refused = keep_handles(self._table, request.req_id, posted.keep, peer)
+            request.in_table = refused is None or request.req_id in self._table
+            self._begin(request)
+            posted.failure = posted.failure or refused
+        if posted.failure is not None:
+            self.stats.count("failed_transfers", posted.failed_handles)
+            self._fail(request, posted.failure)
+
     def _begin(self, request: ReceiveRequest) -> None:
         request.step(Event.BEGIN)
         if request.since == NEVER:
@@ -390,10 +416,11 @@ class Receiver(Poller):
             self._stalls.add(request, len(self._requests))
 
     def _fail(self, request: ReceiveRequest, reason: object) -> None:
-        if request.state not in FAILED_STATES:
-            self._log_request("fails", request.req_id, request.peer, reason)
+        is_new = request.state not in FAILED_STATES
         request.step(Event.FAIL)
         self._settled.append(request)
+        if is_new:
+            self._log_request("fails", request.req_id, request.peer, reason)
 
     def _surplus_notif(self, req_id: str, peer: str | None) -> None:
         self.stats.count("notifs_after_end")
@@ -414,6 +441,8 @@ class Receiver(Poller):
             self._take_failures(swept.failures)
         if swept.done:
             self._take_done(swept.done)
+        if swept.failures:
+            self._take_deaths(swept.failures)  # last: this writes to the log
         if self._reports:
             self._take_reports()
         if self._settled:
@@ -423,13 +452,16 @@ class Receiver(Poller):
         if self._outbox.waiting:
             self._outbox.send()
         self.guard.settle()
+        if self._lines.waiting:
+            self._lines.write()
 
     def _take_failures(self, failures: Sequence[HandleFailure]) -> None:
         for failure in failures:
-            self._log_handle_failure(failure)
             self._requests[failure.req_id].step(Event.FAIL)
-        for peer in sorted({f.peer for f in failures if f.peer is not None and f.status == DISCONNECT}):
-            self._lose(peer)
+            self._log_handle_failure(failure)
+
+    def _take_deaths(self, failures: Sequence[HandleFailure]) -> None:
+        self._lose(*sorted({f.peer for f in failures if f.peer is not None and f.status == DISCONNECT}))
 
     def _take_done(self, done: Iterable[str]) -> None:
         requests, settle = self._requests, self._settled.append
@@ -449,15 +481,19 @@ class Receiver(Poller):
             self.stats.count("expired_leases")
             self._fail(request, f"the producer's lease ran out at {request.read_before}, before all was read")
 
-    def _lose(self, peer: str) -> None:
-        self.guard.mark_dead(peer)
+    def _lose(self, *peers: str) -> None:
         for request in self._requests.values():
-            if peer not in request.peers:
-                continue
-            waits = request.state is State.TRACKED
-            cut = request.writes is not None and request.writes.lost(peer)
-            if cut or waits:
-                self._fail(request, f"peer {peer} is dead")
+            for peer in peers:
+                if peer in request.peers:
+                    self._lose_one(request, peer)
+        for peer in peers:  # last: this writes to the log
+            self.guard.mark_dead(peer)
+
+    def _lose_one(self, request: ReceiveRequest, peer: str) -> None:
+        waits = request.state is State.TRACKED
+        cut = request.writes is not None and request.writes.lost(peer)
+        if cut or waits:
+            self._fail(request, f"peer {peer} is dead")
 
     def _end_drained(self) -> None:
         settled, self._settled = self._settled, []
@@ -467,7 +503,9 @@ class Receiver(Poller):
         for request in settled:
             ending = ENDINGS.get(request.state)  # None: it waits, or has ended already
             # This is what drained means: no own handle, and no peer that may write.
-            if ending is None or request.in_table or (request.writes and request.writes.outstanding):
+            if ending is None or request.in_table or request.posting:
+                continue
+            if request.writes is not None and request.writes.outstanding:
                 continue
             request.state, notifies = ending
             del requests[request.req_id]

@@ -6,7 +6,8 @@ can start when both are there.
 
 The two sides may know a request under different ids: engines append a random suffix to the id that
 both were given, a ``-`` and 8 hex digits. So the exact id is tried first, and then the id without
-such a suffix, on either side.
+such a suffix, on either side. Ids of your own must not end so by chance, as a counter of 8 digits does:
+``req-00000001`` and ``req-00000002`` would match. Where both sides use the same ids, say ``exact=True``.
 
 Registrations come from peers. What waits here is bounded on both sides; the oldest goes, and is
 counted. A prefill's blocks are not given back by that: they are the `kvfast.send.Sender`'s, and leave
@@ -57,6 +58,8 @@ class PushRendezvous(Generic[RegistrationT, BlocksT]):
     ----------
     capacity : int
         How many registrations may wait, and how many finished requests.
+    exact : bool
+        Match equal ids only.
     stats : Stats, optional
         Where evictions are counted (``evicted_registrations``); its own by default.
     clock : callable
@@ -72,6 +75,7 @@ class PushRendezvous(Generic[RegistrationT, BlocksT]):
         self,
         *,
         capacity: int = 16_384,
+        exact: bool = False,
         stats: Stats | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -79,8 +83,9 @@ class PushRendezvous(Generic[RegistrationT, BlocksT]):
         self.stats: Final = stats if stats is not None else Stats(clock=clock)
         self._limit: Final = RateLimit(clock=clock)
         self._lock: Final = threading.RLock()  # reentrant, as a finaliser may run anywhere and evict
-        self._registrations: Final[_Waiting[RegistrationT]] = _Waiting()
-        self._blocks: Final[_Waiting[BlocksT]] = _Waiting()
+        base = _whole if exact else _without_suffix
+        self._registrations: Final[_Waiting[RegistrationT]] = _Waiting(base)
+        self._blocks: Final[_Waiting[BlocksT]] = _Waiting(base)
 
     def register(self, req_id: str, registration: RegistrationT) -> PushMatch[RegistrationT, BlocksT] | None:
         """Take in a decode's registration; return the match if the blocks were waiting for it.
@@ -145,7 +150,8 @@ class PushRendezvous(Generic[RegistrationT, BlocksT]):
 class _Waiting(Generic[T]):
     """One side's items by id, oldest first, and the ids by what is left without a suffix."""
 
-    def __init__(self) -> None:
+    def __init__(self, base: Callable[[str], str]) -> None:
+        self._base: Final = base
         self._items: OrderedDict[str, T] = OrderedDict()
         self._ids: dict[str, OrderedDict[str, None]] = {}
 
@@ -158,13 +164,13 @@ class _Waiting(Generic[T]):
     def put(self, req_id: str, item: T) -> None:
         self.discard(req_id)
         self._items[req_id] = item
-        self._ids.setdefault(_base(req_id), OrderedDict())[req_id] = None
+        self._ids.setdefault(self._base(req_id), OrderedDict())[req_id] = None
 
     def pop_match(self, req_id: str) -> tuple[str, T] | None:
         """Take out the item under this id, or else the oldest one that differs in the suffix only."""
         if req_id in self._items:
             return req_id, self._pop(req_id)
-        like = self._ids.get(_base(req_id))
+        like = self._ids.get(self._base(req_id))
         if like is None:
             return None
         oldest = next(iter(like))
@@ -183,7 +189,7 @@ class _Waiting(Generic[T]):
             self._pop(req_id)
 
     def _pop(self, req_id: str) -> T:
-        base = _base(req_id)
+        base = self._base(req_id)
         like = self._ids[base]
         del like[req_id]
         if not like:
@@ -191,5 +197,9 @@ class _Waiting(Generic[T]):
         return self._items.pop(req_id)
 
 
-def _base(req_id: str) -> str:
+def _whole(req_id: str) -> str:
+    return req_id
+
+
+def _without_suffix(req_id: str) -> str:
     return _SUFFIX.sub("", req_id)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from types import ModuleType
@@ -30,7 +30,7 @@ from kvfast_ext.errors import DuplicateRequestError, UnknownRequestError
 from . import checks
 from .peers import PeerGuard
 from .polling import DISCONNECT, Poller
-from .posting import Posted, Prepare, Transfer, keep_handles, start_transfers
+from .posting import Posted, Prepare, Transfer, keep_handles
 from .request_states import ENDS, Event, State
 from .results import NOTHING_SENT, Closed, SendResults
 from .sending.leases import Leases
@@ -102,7 +102,6 @@ class Sender(Poller):
         self._posting_to: Counter[str | None] = Counter()
         self._settled: list[SendRequest] = []  # may have drained: looked at by the next poll
         self._ended: list[tuple[str, State, bool]] = []  # id, end, had it failed? Not reported yet
-        self._lines: deque[tuple[str, str, str | None, object]] = deque()
         self._closed: Closed[SendResults] | None = None
         super().__init__(
             agent,
@@ -197,7 +196,7 @@ class Sender(Poller):
                 peer = request.peer if peer is None else peer
                 request.posting += 1
                 self._posting_to[peer] += 1
-        self._write_lines()
+        self._lines.write()
         return request is not None and self._post(request, prepares, transfer, peer)
 
     def fail(self, req_id: str, reason: str) -> None:
@@ -213,7 +212,7 @@ class Sender(Poller):
                 self._unknown_failure(req_id, reason)
             else:
                 self._fail(request, reason)
-        self._write_lines()
+        self._lines.write()
 
     def notified(self, req_id: str, expected_consumers: int) -> None:
         """Note that one of so many consumers has read the blocks.
@@ -237,7 +236,7 @@ class Sender(Poller):
             elif request.all_consumed:
                 request.step(Event.BEGIN)
                 self._settle(request)
-        self._write_lines()
+        self._lines.write()
 
     def heartbeat(self, req_ids: Iterable[str], extend_s: float) -> None:
         """Extend leases to at least so many seconds from now. Never shortens one.
@@ -308,14 +307,14 @@ class Sender(Poller):
     def _post(
         self, request: SendRequest, prepares: Sequence[Prepare], transfer: Transfer, peer: str | None
     ) -> bool:
-        posted = Posted(failure="posting it was broken off")
+        posted = Posted()
         try:
-            posted = start_transfers(self._ops, prepares, transfer, lambda: request.may_post)
+            self._starter.start(posted, prepares, transfer, lambda: request.may_post)
         finally:
             with self._lock:
                 self._posting_to[peer] -= 1
                 self._posted(request, posted, peer)
-            self._write_lines()
+        self._lines.write()
         posted.raise_interrupt()
         return posted.failure is None
 
@@ -334,8 +333,9 @@ class Sender(Poller):
             self._log_handle_failure(failure)
             if failure.status == DISCONNECT and failure.peer is not None:
                 self.guard.mark_dead(failure.peer)
-        self._write_lines()
         self.guard.settle()
+        if self._lines.waiting:
+            self._lines.write()
 
     def _report(self) -> SendResults:
         if not self._ended:
@@ -352,7 +352,9 @@ class Sender(Poller):
     def _close(self, timeout_s: float) -> Closed[SendResults]:
         errors = self._sweep_until(timeout_s, self._advance, self._all_drained)
         left, handles = tuple(self._requests), self._table.handle_count
-        self._leave(left, handles)
+        with self._lock:
+            posting = sum(self._posting_to.values())
+        self._leave(left, handles, posting)
         return Closed(self._report(), left, handles, tuple(errors))
 
     def _all_drained(self) -> bool:
@@ -437,16 +439,3 @@ class Sender(Poller):
             del self._requests[request.req_id]
             self._recent.add(request.req_id)
             self._ended.append((request.req_id, request.state, failed))
-
-    # ---- lines for the log, written when the lock is free: a slow log must not hold up a poll
-
-    def _log_request(self, what: str, req_id: str, peer: str | None, reason: object) -> None:
-        self._lines.append((what, req_id, peer, reason))
-
-    def _write_lines(self) -> None:
-        while self._lines:
-            try:
-                line = self._lines.popleft()
-            except IndexError:
-                return  # another thread was quicker
-            super()._log_request(*line)

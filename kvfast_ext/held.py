@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .contract import Handle, Quarantine
+from .loglater import LogLater
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +48,9 @@ class HeldHandle:
 class HeldHandles:
     """All held handles of a table, and when each may be released."""
 
-    def __init__(self, quarantine: Quarantine) -> None:
+    def __init__(self, quarantine: Quarantine, lines: LogLater) -> None:
         self._quarantine = quarantine
+        self._lines = lines
         self._held: dict[int, HeldHandle] = {}
 
     def __len__(self) -> int:
@@ -107,7 +109,9 @@ class HeldHandles:
         item.due = now + min(FIRST_RETRY_S * 2.0 ** min(item.refusals, 16), LAST_RETRY_S)
         item.refusals += 1
         if item.refusals == 1:
-            logger.warning(
+            self._lines.add(
+                logger,
+                logging.WARNING,
                 "release refused, will try again: request %s, handle %r: %r (not logged again)",
                 item.req_id,
                 item.handle,

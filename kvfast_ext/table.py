@@ -57,6 +57,7 @@ from .errors import (
 )
 from .handles import describe, flatten, refuse_duplicates
 from .held import HeldHandles
+from .loglater import LogLater
 from .peers import PeerTokens
 
 logger = logging.getLogger(__name__)
@@ -97,6 +98,8 @@ class BaseTable:
 
     _store_type: ClassVar[type]
     _ops_types: ClassVar[tuple[type, ...]]
+    # What the finaliser needs: at the interpreter's exit a module's names may be gone.
+    _at_exit: ClassVar[tuple[Callable[[Handle], None], Callable[..., None]]] = (mark_released, warnings.warn)
 
     def __init__(
         self,
@@ -121,7 +124,8 @@ class BaseTable:
         self._full_scan_s = check_seconds("full_scan_s", full_scan_s)
         self._clock = clock or time.monotonic
         self._store: HandleStore = self._store_type(ops)
-        self._held = HeldHandles(quarantine)
+        self._lines = LogLater()
+        self._held = HeldHandles(quarantine, self._lines)
         self._peers = PeerTokens()
         self._failed: set[str] = set()
         self._clashes: list[tuple[str, Handle, str | None]] = []
@@ -190,6 +194,16 @@ class BaseTable:
         with self._feed:
             self._refuse_known(keys, kept)
             self._feed_one(_Added(req_id, keys, kept, peer))
+
+    def admit(self, handle: Handle) -> int:
+        """Return the id of a handle that is to be posted and added; raise what `add` would raise.
+
+        During a sweep only that sweep can tell whether the handle is in the table: see `add`.
+        """
+        key, kept = self.ops.admit(handle)
+        with self._feed:
+            self._refuse_known([key], [kept])
+        return key
 
     # ---- looking
 
@@ -301,7 +315,9 @@ class BaseTable:
     def _tell_unsampled(self, count: int) -> None:
         if count and not self._told_unsampled:
             self._told_unsampled = True
-            logger.warning(
+            self._lines.add(
+                logger,
+                logging.WARNING,
                 "no telemetry for %d DONE handles: %r. They count without a sample (not logged again)",
                 count,
                 self.ops.telemetry_error,
@@ -369,15 +385,22 @@ class BaseTable:
                 self._peers.forget(token)
 
     def _report(self, result: SweepResult) -> SweepResult:
-        # An exception that is not an error (Ctrl-C in an agent's method) ends the sweep's caller, but
-        # must not take the ends that it has seen with it: the next sweep reports them.
+        # An exception that is not an error (Ctrl-C in an agent's method, or while a line is written) ends
+        # the sweep's caller, but must not take the ends that it has seen with it: the next sweep reports
+        # them.
         earlier, self._unreported = self._unreported, None
         if earlier is not None:
             result = merged(earlier, result)
-        interrupt = self.ops.take_interrupt()
-        if interrupt is not None:
-            self._unreported, self._calm = result, False
-            raise interrupt
+        self._unreported = result
+        try:
+            interrupt = self.ops.take_interrupt()
+            if interrupt is not None:
+                raise interrupt
+            self._lines.write()
+        except BaseException:
+            self._calm = False
+            raise
+        self._unreported = None
         return result
 
     # ---- inside
@@ -415,28 +438,38 @@ class BaseTable:
             return False
         self._clashes.append((added.req_id, _restored(key, handle), added.peer))
         self._calm = False
-        logger.error("handle %s of request %s is in the table already", describe(handle or key), added.req_id)
+        text = "handle %s of request %s is in the table already"
+        self._lines.add(logger, logging.ERROR, text, describe(handle or key), added.req_id)
         return True
 
     def _inbox_ids(self) -> list[str]:
         # Not a set: the order of adding is kept.
         return [i for i in dict.fromkeys(added.req_id for added in self._inbox) if i not in self._store]
 
+    def abandon(self) -> int:
+        """See to it that nothing in the table is ever released; return how many handles that are.
+
+        Dropping a handle object releases it, and what may still land must not be released. So it is
+        marked as released: NIXL's own object stays until the agent goes. For whoever polls no more.
+        """
+        with self._feed:
+            kept = [handle for req_id in self._store for handle in self._store.handles(req_id)]
+            kept += [item.handle for item in self._held.items()]
+            kept += [handle for added in self._inbox for handle in added.handles]
+        mark, _ = self._at_exit
+        for handle in kept:
+            mark(handle)
+        return len(kept)
+
     def __del__(self) -> None:
-        # Dropping a handle object releases it, and what may still land must not be released. So it is
-        # marked as released: NIXL's own object stays until the agent goes. A leak, and a loud one.
-        store = getattr(self, "_store", None)
-        if store is None:
+        if getattr(self, "_store", None) is None:
             return
-        kept = [handle for req_id in store for handle in store.handles(req_id)]
-        kept += [item.handle for item in self._held.items()]
-        kept += [handle for added in self._inbox for handle in added.handles]
+        kept = self.abandon()  # first: the warning may be made an error
         if not kept:
             return
-        for handle in kept:  # first: the warning may be made an error
-            mark_released(handle)
-        warnings.warn(
-            f"a transfer table was dropped with {len(kept)} handles not released; their agent keeps them",
+        _, warn = self._at_exit
+        warn(
+            f"a transfer table was dropped with {kept} handles not released; their agent keeps them",
             ResourceWarning,
             stacklevel=2,
             source=self,

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from kvfast_ext.loglater import LogLater
+
 from ..peers import is_disconnect
 from ..ratelimit import RateLimit
 from ..stats import Stats
@@ -21,10 +23,13 @@ class Outbox:
     ``lost`` is called with a peer whose connection turns out to be gone.
     """
 
-    def __init__(self, agent: Any, stats: Stats, limit: RateLimit, lost: Callable[[str], None]) -> None:
+    def __init__(
+        self, agent: Any, stats: Stats, limit: RateLimit, lines: LogLater, lost: Callable[[str], None]
+    ) -> None:
         self._agent = agent
         self._stats = stats
         self._limit = limit
+        self._lines = lines
         self._lost = lost
         self.waiting: deque[tuple[str, str, bytes]] = deque()  # request, peer, message
 
@@ -36,26 +41,23 @@ class Outbox:
     def send(self) -> None:
         """Send all that was put in."""
         sent = 0
-        while self.waiting:
-            req_id, peer, message = self.waiting.popleft()
-            try:
-                self._agent.send_notif(peer, message)
-            except Exception as error:
-                self._refused(req_id, peer, error)
-            else:
-                sent += 1
-        self._stats.count("sent_notifs", sent)
+        try:
+            while self.waiting:
+                req_id, peer, message = self.waiting.popleft()
+                try:
+                    self._agent.send_notif(peer, message)
+                except Exception as error:
+                    self._refused(req_id, peer, error)
+                else:
+                    sent += 1
+        finally:
+            self._stats.count("sent_notifs", sent)
 
     def _refused(self, req_id: str, peer: str, error: Exception) -> None:
         self._stats.count("failed_notifs")
         dropped = self._limit.allow(("notif", peer))
         if dropped is not None:
-            logger.warning(
-                "notification for request %r to peer %r not sent: %r (%d more before)",
-                req_id,
-                peer,
-                error,
-                dropped,
-            )
+            text = "notification for request %r to peer %r not sent: %r (%d more before)"
+            self._lines.add(logger, logging.WARNING, text, req_id, peer, error, dropped)
         if is_disconnect(error):
             self._lost(peer)

@@ -28,6 +28,7 @@ class ReceiveRequest:
     tracked_at: float
     state: State = State.TRACKED
     in_table: bool = False
+    posting: int = 0  # posts that are running
     writes: ExpectedWrites | None = None
     notifs: list[tuple[str, bytes]] | None = None
     since: float = NEVER

@@ -43,6 +43,10 @@ class ExpectedWrites:
         # counting the dead too could count one twice, and end the wait under another's writes.
         if self.ended > len(self._named):
             return self.ended
+        # Where there are fewer producers than peers, a dead peer may be no producer at all, and stands
+        # for one only when no peer is left that could be.
+        if self.producers < len(self.peers) and not self._lost.union(self._named).issuperset(self.peers):
+            return self.ended
         return self.ended + len(self._lost - self._named)
 
     def notified(self, producers: int, peer: str | None) -> bool:
@@ -57,6 +61,8 @@ class ExpectedWrites:
 
     def lost(self, peer: str) -> bool:
         """Note that a producer is dead; tell whether its writes may have been cut short by that."""
-        cut = self.outstanding and peer not in self._named
+        waited = self.outstanding
         self._lost.add(peer)
-        return cut
+        # One that had ended leaves the others' writes as they are; unless it was the last that could
+        # have brought what is missing, which then never comes.
+        return waited and (peer not in self._named or not self.outstanding)

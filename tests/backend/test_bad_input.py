@@ -99,6 +99,10 @@ def test_a_handle_that_is_there_already(fed: Rig, handle: int, as_object: bool) 
         with pytest.raises(DuplicateHandleError, match="in the table already") as raised:
             fed.table.add(request, 6, again)
         assert isinstance(raised.value, (KvfastError, ValueError))
+        with pytest.raises(DuplicateHandleError, match="in the table already"):
+            fed.table.admit(again)
+    assert state_of(fed.table) == before
+    assert fed.table.admit(6) == 6  # and that adds nothing
     assert state_of(fed.table) == before
     fed.add("new", 6)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -203,3 +204,33 @@ def test_a_sender_without_writes_closes_at_once(sending: SendRig) -> None:
     sending.track("leased", lease_s=100)
     assert sending.sender.close(5).left == ("leased",)
     assert sending.slept == 0
+
+
+def test_a_peer_is_not_removed_under_a_post_that_a_close_has_overtaken(
+    send_rig: Callable[..., SendRig],
+) -> None:
+    sending = send_rig()
+    sending.track("R", peer="P")
+
+    def transfer(handle: int) -> str:
+        state = str(sending.agent.transfer(handle))
+        assert sending.sender.close(0).left == ("R",)
+        assert sending.sender.guard.remove("P") is False
+        return state
+
+    assert sending.sender.post("R", sending.prepares([1], "P"), transfer) is True
+    assert sending.sender.guard.settle() == []
+    assert sending.agent.violations == []
+
+
+def test_what_a_close_leaves_is_not_released_when_it_is_collected(backend: ModuleType, scan: str) -> None:
+    agent = ScriptedAgent(handle_objects=True)
+    older = [agent.prepare(1)]  # the collector looks at the oldest object first
+    holder = [Receiver(agent, backend=backend, scan=scan)]
+    holder[0].track("R", [[1]])
+    holder[0].post("R", older.pop)
+    assert holder[0].close(0).left_handles == 1
+    holder.clear()
+    with pytest.warns(ResourceWarning, match="1 handles not released"):
+        gc.collect()
+    assert agent.violations == []

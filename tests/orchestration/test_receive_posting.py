@@ -195,10 +195,36 @@ def test_a_handle_prepared_twice_is_a_failure_before_anything_is_posted(rig: Rec
 def test_a_handle_in_flight_that_is_posted_again_is_not_released(rig: ReceiveRig) -> None:
     rig.track("R", 1)
     rig.track("S")
-    assert rig.receiver.post("S", lambda: 1) is False  # the agent raises nixlRepostActiveError
+    assert rig.receiver.post("S", lambda: 1) is False
+    assert rig.agent.posted == [1]  # and not again
     assert rig.agent.released == []
     rig.states("DONE", 1)
     assert ends(rig.poll()) == ({"R"}, {"S"}, set())
+    assert rig.agent.violations == []
+
+
+def test_a_handle_in_flight_is_not_released_when_another_post_with_it_fails(rig: ReceiveRig) -> None:
+    rig.track("R", 1)
+    rig.track("S")
+
+    def refuse() -> int:
+        raise RuntimeError("no descriptors")
+
+    assert rig.receiver.post_many("S", [lambda: 1, refuse]) is False
+    assert rig.receiver.post("S", lambda: 1) is False
+    assert (rig.agent.released, rig.agent.violations) == ([], [])
+    rig.states("DONE", 1)
+    assert ends(rig.poll()) == ({"R"}, {"S"}, set())
+
+
+def test_a_handle_that_somebody_else_has_posted_is_kept(rig: ReceiveRig) -> None:
+    handle = rig.agent.prepare(1)
+    rig.agent.transfer(handle)
+    rig.track("R")
+    assert rig.receiver.post("R", lambda: handle) is False  # the agent raises nixlRepostActiveError
+    assert ends(rig.poll()) == (set(), set(), set())
+    rig.states("DONE", 1)
+    assert ends(rig.poll()) == (set(), {"R"}, set())
     assert rig.agent.violations == ["handle 1 was posted in flight"]
     rig.misused = True
 
@@ -229,3 +255,127 @@ def test_an_interrupt_gets_out_and_loses_no_handle(rig: ReceiveRig, where: str) 
         rig.states("DONE", 1)
     assert ends(rig.poll()) == (set(), {"R"}, set())
     rig.agent.assert_drained()
+
+
+class Unshowable(RuntimeError):
+    """Raises when it is to be shown."""
+
+    def __repr__(self) -> str:
+        raise ValueError("no repr")
+
+
+class Unindexable:
+    """Looks like a state, and raises when it is taken for one."""
+
+    def __index__(self) -> int:
+        raise RuntimeError("no index")
+
+
+def test_an_error_that_can_not_be_shown_loses_no_handle(rig: ReceiveRig) -> None:
+    rig.track("R")
+    rig.agent.refuse_transfer(2, error=Unshowable())
+    assert rig.post("R", 1, 2, 3) is False
+    assert rig.poll() == NOTHING
+    rig.states("DONE", 1)
+    assert ends(rig.poll()) == (set(), {"R"}, set())
+    assert sorted(rig.agent.released) == [1, 2, 3]
+
+
+def test_a_status_that_raises_loses_no_handle(rig: ReceiveRig) -> None:
+    rig.track("R")
+
+    def transfer(handle: int) -> object:
+        rig.agent.transfer(handle)
+        return Unindexable()
+
+    assert rig.receiver.post_many("R", rig.prepares([1, 2]), transfer) is False
+    assert rig.agent.released == [2]
+    assert rig.poll() == NOTHING
+    rig.states("DONE", 1)
+    assert ends(rig.poll()) == (set(), {"R"}, set())
+
+
+def test_a_handle_that_its_own_transfer_has_released_takes_no_other_with_it(
+    rig: ReceiveRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = rig.receiver._table.add
+
+    def refuse_two(req_id: str, *handles: int, peer: str | None = None) -> None:
+        if 2 in handles:
+            raise ValueError("handle 2 is released already")
+        add(req_id, *handles, peer=peer)
+
+    monkeypatch.setattr(rig.receiver._table, "add", refuse_two)
+    rig.track("R")
+    assert rig.post("R", 1, 2) is False
+    assert rig.poll() == NOTHING
+    rig.states("DONE", 1)
+    assert ends(rig.poll()) == (set(), {"R"}, set())
+    rig.misused = True  # handle 2 is nobody's
+
+
+def test_an_interrupted_release_of_what_was_not_posted_gets_out(rig: ReceiveRig) -> None:
+    rig.track("R")
+    rig.agent.refuse_release(1, error=KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        rig.receiver.post_many("R", [*rig.prepares([1]), broken])
+    assert ends(rig.poll()) == (set(), {"R"}, set())
+    rig.agent.allow_release(1)
+    rig.agent.release_xfer_handle(1)
+
+
+def test_a_poll_within_a_post_does_not_end_its_request(rig: ReceiveRig) -> None:
+    rig.track("R")
+
+    def prepare() -> Any:
+        rig.receiver.report_failure("R", "a test")
+        assert rig.poll() == NOTHING
+        return rig.agent.prepare(1)
+
+    assert rig.receiver.post("R", prepare) is False
+    assert rig.agent.posted == []
+    assert ends(rig.poll()) == (set(), {"R"}, set())
+
+
+def test_a_poll_within_the_last_transfer_does_not_end_its_request(rig: ReceiveRig) -> None:
+    rig.track("R")
+
+    def transfer(handle: int) -> str:
+        state = str(rig.agent.transfer(handle))
+        rig.receiver.report_failure("R", "a test")
+        assert rig.poll() == NOTHING
+        return state
+
+    assert rig.receiver.post("R", lambda: rig.agent.prepare(1), transfer) is True
+    assert rig.poll() == NOTHING
+    rig.states("DONE", 1)
+    assert ends(rig.poll()) == (set(), {"R"}, set())
+
+
+def test_a_request_that_is_declared_complete_within_a_post_of_nothing_ends(rig: ReceiveRig) -> None:
+    rig.track("R")
+
+    def last() -> Any:
+        rig.receiver.complete("R")
+        assert rig.poll() == NOTHING
+        return rig.agent.prepare(1)
+
+    assert rig.receiver.post("R", last) is True
+    rig.states("DONE", 1)
+    assert ends(rig.poll()) == ({"R"}, set(), set())
+
+
+def test_a_peer_is_not_removed_within_a_post_to_it(rig: ReceiveRig) -> None:
+    rig.track("R", peer="P")
+
+    def transfer(handle: int) -> str:
+        state = str(rig.agent.transfer(handle))
+        assert rig.receiver.remove_peer("P") is False
+        return state
+
+    assert rig.receiver.post("R", lambda: rig.agent.prepare(1, peer="P"), transfer) is True
+    assert rig.poll() == NOTHING
+    assert rig.agent.violations == []
+    rig.states("DONE", 1)
+    assert ends(rig.poll()) == ({"R"}, set(), set())
+    assert rig.receiver.guard.removing == frozenset()

@@ -242,3 +242,44 @@ def test_nobody_told_is_nobody_writing() -> None:
     assert not ExpectedWrites(("P0",)).outstanding
     assert ExpectedWrites(("P0",), told=True).outstanding
     assert ExpectedWrites((), told=True).outstanding
+
+
+@pytest.mark.parametrize("polled", [False, True])
+def test_the_death_of_the_last_peer_fails_what_it_can_not_bring_any_more(
+    pushed: ReceiveRig, polled: bool
+) -> None:
+    pushed.receiver.notified("R", 2, peer="P0")  # P0 has ended, and another one has not
+    if polled:
+        assert pushed.poll() == NOTHING
+    pushed.receiver.peer_lost("P0")
+    assert ends(pushed.poll()) == (set(), {"R"}, set())
+
+
+def test_the_last_peer_of_fewer_than_there_are_producers_dies(rig: ReceiveRig) -> None:
+    rig.track("R", peer=["X", "Y"])
+    rig.receiver.expect_writes("R")
+    rig.receiver.notified("R", 3, peer="X")
+    rig.receiver.peer_lost("Y")
+    assert rig.poll() == NOTHING  # the third one has no name here, and may write
+    rig.receiver.peer_lost("X")
+    assert ends(rig.poll()) == (set(), {"R"}, set())
+
+
+def test_a_bystander_that_dies_does_not_stand_for_a_producer(rig: ReceiveRig) -> None:
+    rig.track("R", peer=["X", "Y", "Z"])
+    rig.receiver.expect_writes("R")
+    rig.receiver.notified("R", 2, peer="X")
+    rig.receiver.peer_lost("Z")
+    assert rig.poll() == NOTHING  # Y may write
+    rig.receiver.notified("R", 2, peer="Y")
+    assert ends(rig.poll()) == (set(), {"R"}, set())  # what Z was asked for may be missing
+
+
+def test_when_all_peers_have_ended_or_died_nobody_is_waited_for(rig: ReceiveRig) -> None:
+    rig.track("R", peer=["X", "Y", "Z"])
+    rig.receiver.expect_writes("R")
+    rig.receiver.notified("R", 2, peer="X")
+    for peer in "ZY":
+        assert rig.poll() == NOTHING
+        rig.receiver.peer_lost(peer)
+    assert ends(rig.poll()) == (set(), {"R"}, set())

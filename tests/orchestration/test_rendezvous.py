@@ -169,3 +169,12 @@ def test_each_pair_meets_once_whatever_the_threads_do() -> None:
         thread.join()
     assert sorted(met) == sorted((req_id, number, number) for number, req_id in enumerate(names))
     assert len(meeting) == 0
+
+
+@pytest.mark.parametrize("first", ["decode", "prefill"])
+def test_exact_ids_never_match_others(first: str) -> None:
+    exact: Meeting = PushRendezvous(exact=True)
+    assert meet(exact, "req-00000001", "req-00000002", first) is None
+    assert len(exact) == 2
+    match = exact.finished_blocks("req-00000002", "more blocks")
+    assert match == PushMatch("req-00000002", "more blocks", "req-00000002", "where")

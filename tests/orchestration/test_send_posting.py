@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from kvfast import UnknownRequestError
-from kvfast.posting import Posted
 from kvfast.results import SendResults
 from kvfast.sending.recent import RecentIds
 from tests.orchestration.rigs import SendRig, in_thread
@@ -79,12 +78,11 @@ def test_a_lease_that_ends_under_a_post_of_nothing_ends_afterwards(sending: Send
 def test_a_lease_that_ends_during_a_post_of_nothing_ends_afterwards(
     sending: SendRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow(*arguments: Any) -> Posted:
+    def slow(*arguments: Any) -> None:
         sending.clock.advance(31)
         assert sending.poll() == NOTHING
-        return Posted()
 
-    monkeypatch.setattr("kvfast.send.start_transfers", slow)
+    monkeypatch.setattr(sending.sender._starter, "start", slow)
     sending.track("R", lease_s=30)
     assert sending.sender.post("R", []) is True
     assert sending.poll().expired == {"R"}
@@ -273,3 +271,35 @@ def test_a_finaliser_may_report_a_failure_anywhere(sending: SendRig) -> None:
     sending.sender._clock = clock  # type: ignore[misc]
     assert sending.post("R", 1) is False
     sending.sender._clock = sending.clock  # type: ignore[misc]
+
+
+def test_a_handle_in_flight_is_not_released_when_another_post_with_it_fails(sending: SendRig) -> None:
+    sending.track("R", 1)
+    sending.track("S")
+
+    def refuse() -> int:
+        raise RuntimeError("no descriptors")
+
+    assert sending.sender.post("S", [lambda: 1, refuse]) is False
+    assert (sending.agent.released, sending.agent.violations) == ([], [])
+    sending.states("DONE", 1)
+    assert sending.poll().finished == {"R"}
+    sending.clock.advance(31)
+    assert sending.poll().expired == {"S"}
+
+
+class Unshowable(RuntimeError):
+    """Raises when it is to be shown."""
+
+    def __repr__(self) -> str:
+        raise ValueError("no repr")
+
+
+def test_an_error_that_can_not_be_shown_loses_no_write(sending: SendRig) -> None:
+    sending.track("R")
+    sending.agent.refuse_transfer(2, error=Unshowable())
+    assert sending.post("R", 1, 2) is False
+    sending.clock.advance(31)
+    assert sending.poll() == NOTHING  # a WRITE still reads its blocks
+    sending.states("DONE", 1)
+    assert sending.poll().expired == {"R"}
