@@ -19,7 +19,7 @@ from kvfast.bench.subjects import ALL, LIMIT, LOOP, PYTHON
 from kvfast.benchgate import GateBook
 
 GROUP = f"drain, {HANDLES} real handles that are DONE"
-ROUNDS = 12
+ROUNDS = 20
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_drain_against_the_loop(race: Race, book: GateBook) -> None:
 def test_drain_with_the_first_check(drains: Drains, report: Report) -> None:
     """Information: the same from where NIXL has not been asked yet; its part is the larger here."""
     race = Race({name: partial(burst_of_landed, drains.link, drains.prepares[name]) for name in (LOOP, ALL)})
-    race.run(ROUNDS)
+    race.run(ROUNDS // 2)
     report.times(f"{GROUP}, NIXL's first check included", race.best, HANDLES)
     report.note("drain, NIXL's first check included", f"{race.ratio(LOOP, ALL):.2f} x")
 
