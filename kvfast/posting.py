@@ -139,6 +139,8 @@ class Starter:
 
     def _give_up(self, handle: Handle, posted: Posted) -> bool:
         """Release a handle that was not posted; keep it where that is refused, and return False."""
+        if getattr(handle, "_released", False) is True:
+            return True  # by the caller's own function, before it raised: a second time would free it twice
         error = self._ops.release(handle)
         if error is not None:
             text = "release of handle %s refused before it was posted, kept: %s"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from kvfast import Receiver
 from kvfast.results import ReceiveResults
+from kvfast.testing import ScriptedAgent
 from tests.orchestration.rigs import ReceiveRig, ends, in_thread
 
 NOTHING = ReceiveResults()
@@ -293,6 +296,22 @@ def test_a_status_that_raises_loses_no_handle(rig: ReceiveRig) -> None:
     assert rig.poll() == NOTHING
     rig.states("DONE", 1)
     assert ends(rig.poll()) == (set(), {"R"}, set())
+
+
+def test_a_handle_that_its_own_transfer_has_released_is_not_released_again(
+    backend: ModuleType, scan: str
+) -> None:
+    agent = ScriptedAgent(handle_objects=True)
+    receiver = Receiver(agent, backend=backend, scan=scan)
+    receiver.track("R", [[1]])
+
+    def transfer(handle: Any) -> str:
+        agent.release_xfer_handle(handle)
+        raise RuntimeError("no route")
+
+    assert receiver.post("R", agent.prepare, transfer) is False
+    assert ends(receiver.poll()) == (set(), {"R"}, set())
+    agent.assert_drained()
 
 
 def test_a_handle_that_its_own_transfer_has_released_takes_no_other_with_it(
