@@ -1,6 +1,6 @@
 """How vLLM's own functions are run with one thing replaced, instead of being written again.
 
-Two means, both contained in one call: nothing in vLLM's modules changes, so its other connectors
+All means are contained in one call: nothing in vLLM's modules changes, so its other connectors
 and other threads never see it.
 """
 
@@ -42,3 +42,20 @@ class StandIn:
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.__dict__["_kvfast_real"], name, value)
+
+
+def after(cls: type, worker: Any) -> Any:
+    """Return what ``super()`` of `cls` finds for a worker, as a class: methods take any ``self``."""
+    mro = type(worker).__mro__
+    return _Methods(mro[mro.index(cls) + 1 :])
+
+
+class _Methods:
+    def __init__(self, classes: tuple[type, ...]) -> None:
+        self._classes = classes
+
+    def __getattr__(self, name: str) -> Any:
+        for cls in self._classes:
+            if name in vars(cls):
+                return vars(cls)[name]
+        raise AttributeError(name)

@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPull
 
 from .borrow import with_names
 from .metrics import KvfastPromMetrics, KvfastStats
+from .named import refuse_routed_experts, refuse_sharding
 from .options import Options
 from .pull import KvfastNixlPullConnectorWorker
 from .push import KvfastNixlPushConnectorWorker
@@ -31,15 +32,17 @@ class _Metrics:
         return KvfastPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
 
-def _check_options(vllm_config: Any) -> None:
+def _check(vllm_config: Any) -> None:
     Options.read(vllm_config.kv_transfer_config.kv_connector_extra_config)
+    refuse_routed_experts(vllm_config)
 
 
 class KvfastNixlPullConnector(_Metrics, NixlPullConnector):  # type: ignore[misc]
     """vLLM's pull connector (decode READs), polled by kvfast."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        _check_options(vllm_config)
+        _check(vllm_config)
+        refuse_sharding(vllm_config, kv_cache_config)  # the push connector refuses all of it itself
         init = with_names(NixlPullConnector.__init__, NixlPullConnectorWorker=KvfastNixlPullConnectorWorker)
         init(self, vllm_config, role, kv_cache_config)
 
@@ -48,7 +51,7 @@ class KvfastNixlPushConnector(_Metrics, NixlPushConnector):  # type: ignore[misc
     """vLLM's push connector (prefill WRITEs), polled by kvfast."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        _check_options(vllm_config)
+        _check(vllm_config)
         init = with_names(NixlPushConnector.__init__, NixlPushConnectorWorker=KvfastNixlPushConnectorWorker)
         init(self, vllm_config, role, kv_cache_config)
 

@@ -7,8 +7,9 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 
 from .agent import LockedAgentWorker
+from .engines import EngineRemovalDeferred
 from .transfers import TrackedTransfers
-from .worker import EngineRemovalDeferred, KvfastWorkerMixin
+from .worker import KvfastWorkerMixin
 
 
 class KvfastNixlPullConnectorWorker(KvfastWorkerMixin, NixlPullConnectorWorker, LockedAgentWorker):  # type: ignore[misc]
@@ -21,13 +22,13 @@ class KvfastNixlPullConnectorWorker(KvfastWorkerMixin, NixlPullConnectorWorker, 
             state.parked_reads.append((req_id, meta))
             return
         # vLLM 0.33 removes an engine's state here, and goes on to read with what is left.
-        state.reading.active = True
+        state.reading.engine_id = meta.remote.engine_id
         try:
             super()._read_blocks_for_req(req_id, meta)
         except EngineRemovalDeferred:
             state.parked_reads.append((req_id, meta))
         finally:
-            state.reading.active = False
+            state.reading.engine_id = None
 
     def _read_blocks(self, *args: Any, **kwargs: Any) -> Any:
         transfers = self._recving_transfers

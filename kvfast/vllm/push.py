@@ -11,19 +11,33 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_worker import NixlPushConnectorWorker
 
 from .agent import LockedAgentWorker
-from .borrow import StandIn
 from .options import Options
+from .registrations import KvfastRegistrationsMixin
 from .transfers import TrackedTransfers
-from .watch import NotifWatch
 from .worker import KvfastWorkerMixin
 
 
-class KvfastNixlPushConnectorWorker(KvfastWorkerMixin, NixlPushConnectorWorker, LockedAgentWorker):  # type: ignore[misc]
+class KvfastNixlPushConnectorWorker(
+    KvfastRegistrationsMixin,
+    KvfastWorkerMixin,
+    NixlPushConnectorWorker,  # type: ignore[misc]
+    LockedAgentWorker,
+):
     """The push worker."""
 
     def _kvfast_start(self, options: Options) -> None:
         super()._kvfast_start(options)
         self._sending_transfers = TrackedTransfers(self._kvfast.ops)
+
+    def start_load_kv(self, metadata: Any) -> None:
+        """Take in a step's requests. An id that was used before may be used again."""
+        state = self._kvfast
+        with state.lock:
+            for req_id, blocks in metadata.push_finished_blocks.items():
+                state.sends.give(req_id, blocks)
+            for req_id, registration in metadata.push_registrations.items():
+                state.registrations.give(req_id, registration)
+        super().start_load_kv(metadata)
 
     # ---- polling
 
@@ -64,7 +78,7 @@ class KvfastNixlPushConnectorWorker(KvfastWorkerMixin, NixlPushConnectorWorker, 
 
     # ---- leases
 
-    def _reap_expired_send_leases(self, done_sending: set[str]) -> None:
+    def _reap_expired_send_leases(self: Any, done_sending: set[str]) -> None:
         """Let leases run out, but not under a WRITE: NIXL may still be reading the blocks."""
         if not isinstance(self._sending_transfers, TrackedTransfers):
             # Whoever put a plain dict here, as vLLM's tests do, has vLLM's leases with it.
@@ -76,16 +90,17 @@ class KvfastNixlPushConnectorWorker(KvfastWorkerMixin, NixlPushConnectorWorker, 
             return
         state = self._kvfast
         with state.lock:
-            kept = {req_id: self._reqs_to_send[req_id] for req_id in overdue if self._kvfast_writing(req_id)}
-            for req_id in overdue:
-                if req_id not in kept:
-                    state.remember_end(req_id)
-        for req_id in kept:
-            del self._reqs_to_send[req_id]
+            expired = [req_id for req_id in overdue if not self._kvfast_writing(req_id)]
+            for req_id in expired:
+                state.sends.withdraw(req_id)
+        # vLLM reads the clock again. So it sees these alone, and no lease that has run out since.
+        leases = self._reqs_to_send
+        self._reqs_to_send = {req_id: leases.pop(req_id) for req_id in expired}
         try:
             super()._reap_expired_send_leases(done_sending)
         finally:
-            self._reqs_to_send.update(kept)
+            leases.update(self._reqs_to_send)
+            self._reqs_to_send = leases
 
     def _kvfast_writing(self, req_id: str) -> bool:
         swept = self._kvfast.swept_sends
@@ -101,11 +116,11 @@ class KvfastNixlPushConnectorWorker(KvfastWorkerMixin, NixlPushConnectorWorker, 
         """Post a request's WRITEs, unless its lease has run out: its blocks may be another's by now."""
         state = self._kvfast
         with state.lock:
-            ended = req_id in state.ended_sends
+            ended = state.sends.is_withdrawn(req_id)
             if not ended:
                 state.posting[req_id] = []
         if ended:
-            state.warn("late push", "request %s is not pushed: its lease has run out", req_id)
+            self._kvfast_too_late(req_id)
             return
         with self._kvfast_posting(req_id):
             super()._xfer_blocks_for_req(req_id=req_id, meta=meta)
@@ -148,44 +163,35 @@ class KvfastNixlPushConnectorWorker(KvfastWorkerMixin, NixlPushConnectorWorker, 
         if peer is not None and isinstance(self._sending_transfers, TrackedTransfers):
             self._sending_transfers.note_peer(handle, peer)
 
+    def _kvfast_too_late(self, req_id: str) -> None:
+        self._kvfast.warn("late push", "request %s is not pushed: its lease has run out", req_id)
+
     def _do_start_push_kv(self, request_id: str, local_block_ids: Any, registration_data: Any) -> None:
         """Start a push, or have it wait while its engine's state is to be removed."""
         state = self._kvfast
-        if state.removing and registration_data.get("decode_engine_id") in state.removing:
+        engine_id = registration_data["decode_engine_id"]
+        self._evict_stale_engines()  # as vLLM does first: once it is in use, this engine stays
+        with state.lock:
+            counts = state.sends.counts(request_id, local_block_ids)
+            entered = counts and self._kvfast_enter(engine_id)
+        if not counts:
+            self._kvfast_too_late(request_id)
+            return
+        if not entered:
             state.parked_pushes.append((request_id, local_block_ids, registration_data))
             return
-        super()._do_start_push_kv(request_id, local_block_ids, registration_data)
+        try:
+            super()._do_start_push_kv(request_id, local_block_ids, registration_data)
+        finally:
+            self._kvfast_leave(engine_id)
 
     def _kvfast_settle(self) -> None:
         super()._kvfast_settle()
         state = self._kvfast
         for _ in range(len(state.parked_pushes)):
             parked = state.parked_pushes.popleft()
-            if parked[2].get("decode_engine_id") in state.removing:
+            if parked[2]["decode_engine_id"] in state.removing:
                 state.parked_pushes.append(parked)
             else:
                 self._deferred_push_inbox.put(parked)
                 self._push_writer_wake.set()
-
-    # ---- registrations (writer thread)
-
-    def _handle_push_reg_notif(self, notif: bytes) -> None:
-        """Take in a registration; one that can't be used must not cost the others of its batch."""
-        try:
-            super()._handle_push_reg_notif(notif)
-        except Exception as error:
-            self._kvfast.count("bad_notifs")
-            self._kvfast.warn("registration", "registration not taken: %r", error)
-
-    def _do_send_reg_notif(self, req_id: str, reg_data: dict[str, Any]) -> None:
-        """Tell a producer's agents where to write; fail the request if none of them can be told."""
-        failed: list[str] = []
-
-        def note(agent_name: str, error: Exception) -> None:
-            failed.append(agent_name)
-            self._kvfast_notif_failed(agent_name, error)
-
-        agent = NotifWatch(self.nixl_wrapper, note)
-        NixlPushConnectorWorker._do_send_reg_notif(StandIn(self, nixl_wrapper=agent), req_id, reg_data)
-        if failed and not agent.sent:
-            self._failed_recv_reqs.put(req_id)

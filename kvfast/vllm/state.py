@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from kvfast_ext.contract import SweepResult
 from kvfast_ext.table import NO_TRANSFERS
 
 from .metrics import CounterReader
+from .newest import Newest
 from .ops import AgentOps, unwrap
 from .options import Options
 from .plain import PlainTransfers
@@ -25,8 +26,6 @@ from .transfers import TrackedTransfers
 
 # Below vLLM's own logger: there its level and its format hold, elsewhere nothing below WARNING shows.
 logger: Final = logging.getLogger("vllm.kvfast")
-
-_REMEMBERED_ENDS: Final = 4096
 
 
 class KvfastState:
@@ -36,16 +35,24 @@ class KvfastState:
     ----------
     removing : dict
         Engines whose state goes when their handles have ended, with vLLM's ``log_eviction``.
-    parked_reads, parked_pushes : deque
-        What was asked of such engines meanwhile.
+    cleaning : set
+        Those of them whose state is going just now.
+    in_use : Counter
+        Engines that the writer thread is using: their state stays meanwhile.
+    parked_reads, parked_pushes, parked_registrations : deque
+        What was asked of engines in `removing` meanwhile.
     dead_agents : set
         Agents whose connection was seen to be gone.
     posting : dict
         Requests whose WRITEs the writer thread is posting, with the handles posted so far.
-    ended_sends : OrderedDict
-        Requests whose lease has run out, the latest ones: nothing is posted for them any more.
+    sends : Newest
+        Which blocks are pushed for a request: none any more when its lease has run out.
+    registering : set
+        Requests whose producers the writer thread is telling where to write.
+    registrations : Newest
+        What it tells them: nothing any more when the request has failed before.
     lock : Lock
-        Guards the two above, which two threads use; held for a few instructions.
+        Guards what the writer thread uses of the above, too; held for a few instructions.
     swept_sends : SweepResult or None
         What a sweep over the WRITEs found before vLLM's lock was taken.
     """
@@ -65,11 +72,16 @@ class KvfastState:
         self.limit: Final = RateLimit(clock=clock)
         self.lock: Final = threading.Lock()
         self.removing: Final[dict[str, bool]] = {}
+        self.cleaning: Final[set[str]] = set()
+        self.in_use: Final[Counter[str]] = Counter()
         self.parked_reads: Final[deque[tuple[str, Any]]] = deque()
         self.parked_pushes: Final[deque[tuple[Any, ...]]] = deque()
+        self.parked_registrations: Final[deque[tuple[str, Any]]] = deque()
         self.dead_agents: Final[set[str]] = set()
         self.posting: Final[dict[str, list[Any]]] = {}
-        self.ended_sends: Final[OrderedDict[str, None]] = OrderedDict()
+        self.sends: Final = Newest()
+        self.registering: Final[set[str]] = set()
+        self.registrations: Final = Newest()
         self.swept_sends: SweepResult | None = None
         # Requests and handles whose failure vLLM has counted and logged before a sweep.
         self.told: Final[list[tuple[str, Any]]] = []
@@ -102,23 +114,24 @@ class KvfastState:
             self._plain.remove(plain)
         return result
 
+    def tell(self, req_id: str, handle: Any) -> None:
+        """Note that vLLM has counted and logged a handle's failure. From any thread."""
+        with self.lock:
+            self.told.append((req_id, handle))
+
     def was_told(self, req_id: str, handle: Any) -> bool:
         """Tell, once, whether vLLM has counted and logged a handle's failure before."""
         known = (req_id, unwrap(handle))
-        if known not in self.told:
-            return False
-        self.told.remove(known)
+        with self.lock:
+            if known not in self.told:
+                return False
+            self.told.remove(known)
         return True
 
     def forget_told(self, req_ids: set[str]) -> None:
         """Forget the handles of requests that have ended."""
-        self.told[:] = [known for known in self.told if known[0] not in req_ids]
-
-    def remember_end(self, req_id: str) -> None:
-        """Note that nothing may be posted for a request any more. Under the lock."""
-        self.ended_sends[req_id] = None
-        while len(self.ended_sends) > _REMEMBERED_ENDS:
-            self.ended_sends.popitem(last=False)
+        with self.lock:  # the writer thread may be adding one
+            self.told[:] = [known for known in self.told if known[0] not in req_ids]
 
     def count(self, name: str, n: int = 1) -> None:
         """Add to one of kvfast's counters."""

@@ -1,7 +1,7 @@
 """What vLLM does with its containers and nobody else does with a transfer table.
 
-It takes requests out, in its tests and at its shutdown, and has the handles from then on. And it tries a
-refused release again at its next step.
+It takes requests out, in its tests and at its shutdown, and has the handles from then on. It tries a
+refused release again at its next step. And it removes engines whose handles have ended.
 """
 
 from __future__ import annotations
@@ -36,3 +36,15 @@ def retry_at_next_sweep(table: Any) -> None:
     for item in table._held.items():
         if item.refusals == 1:
             item.due = item.since
+
+
+def aside(table: Any) -> list[Any]:
+    """Return the handles of transfers that are done and whose release was refused: no request has them."""
+    return [item.handle for item in table._held.items() if item.req_id is None]
+
+
+def in_flight_of(table: Any, peer: str) -> int:
+    """Return how many handles of a peer may still move bytes; those aside have moved theirs."""
+    tokens = set(table._peers.tokens_of(peer))
+    done = sum(item.req_id is None and item.peer in tokens for item in table._held.items())
+    return int(table.outstanding_of(peer)) - done

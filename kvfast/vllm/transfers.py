@@ -14,7 +14,7 @@ from typing import Any
 from kvfast_ext.contract import SweepResult
 
 from .ops import AgentOps, unwrap
-from .tables import give_up, without_request
+from .tables import aside, give_up, in_flight_of, without_request
 
 
 class HandleList(MutableSequence[Any]):
@@ -107,8 +107,13 @@ class TrackedTransfers(MutableMapping[str, Any]):
         return [unwrap(handle) for handle in self._table.handles(req_id)]
 
     def outstanding_of(self, peer: Any) -> int:
-        """Return how many handles of a peer are outstanding."""
-        return int(self._table.outstanding_of(name_of(peer)))
+        """Return how many handles of a peer are outstanding; a leak is none: nothing of it is in flight."""
+        return in_flight_of(self._table, name_of(peer))
+
+    @property
+    def aside(self) -> list[Any]:
+        """The handles that are in no list because their transfers are done, and that are not released."""
+        return [unwrap(handle) for handle in aside(self._table)]
 
     @property
     def handle_count(self) -> int:

@@ -68,7 +68,7 @@ class Tolerant(_Before):
             try:
                 return method(*args, **kwargs)
             except Exception as error:
-                self._kvfast_state.warn(name, "shutdown goes on: %s%r raised %r", name, args, error)
+                self._kvfast_state.warn(name, "clean-up goes on: %s%r raised %r", name, args, error)
                 return None
 
         return attempt

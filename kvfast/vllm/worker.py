@@ -1,4 +1,4 @@
-"""What kvfast does in vLLM's workers, pull and push: polling, release, and when an engine's state goes.
+"""What kvfast does in vLLM's workers, pull and push: polling, release, notifications.
 
 These methods stand before vLLM's own, call them, and write none of them again. See docs/vllm.md for
 what differs from stock and why.
@@ -6,32 +6,26 @@ what differs from stock and why.
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvfast.peers import is_disconnect
 from kvfast_ext import states
 from kvfast_ext.contract import HandleFailure, SweepResult, Transfers
 
-from .borrow import StandIn
+from .borrow import StandIn, after
+from .engines import KvfastEnginesMixin
 from .metrics import KvfastStats
 from .options import Options
 from .stalls import StallWatch
 from .state import KvfastState, logger
-from .transfers import TrackedTransfers, name_of
-from .versions import check_vllm
+from .transfers import TrackedTransfers
 from .watch import NotifWatch, OneNotif, Tolerant, why_malformed
-
-if TYPE_CHECKING:
-    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBaseConnectorWorker as _Next
-else:
-    _Next = object  # vLLM's pull or push worker stands behind in the ``__mro__``
 
 _DISCONNECT = states.name_of(states.REMOTE_DISCONNECT)
 
 
-class KvfastWorkerMixin(_Next):  # type: ignore[misc]
+class KvfastWorkerMixin(KvfastEnginesMixin):
     """Polling, release and clean-up, common to pull and push."""
 
     _kvfast_state: KvfastState | None = None
@@ -153,7 +147,7 @@ class KvfastWorkerMixin(_Next):  # type: ignore[misc]
         state.ops.use(self.nixl_wrapper)
         if state.ops.try_release(handle):
             return True
-        state.told.append((req_id, handle))
+        state.tell(req_id, handle)
         self._log_failure(
             failure_type="transfer_release_failed",
             msg="Keeping handle and blocks until its transfer has ended",
@@ -178,7 +172,7 @@ class KvfastWorkerMixin(_Next):  # type: ignore[misc]
         if reason is None:
             stand_in = StandIn(self, **self._kvfast_inbox_of(raw))
             try:
-                ended: set[str] = _after(KvfastWorkerMixin, self)._get_new_notifs(stand_in)
+                ended: set[str] = after(KvfastWorkerMixin, self)._get_new_notifs(stand_in)
                 return ended
             except Exception as error:  # such as a count that does not fit the sizes of both sides
                 reason = repr(error)
@@ -192,113 +186,20 @@ class KvfastWorkerMixin(_Next):  # type: ignore[misc]
 
     def _send_heartbeats(self: Any, metadata: Any) -> None:
         agent = NotifWatch(self.nixl_wrapper, self._kvfast_notif_failed)
-        _after(KvfastWorkerMixin, self)._send_heartbeats(StandIn(self, nixl_wrapper=agent), metadata)
+        cleaning = self._kvfast.cleaning
+        if cleaning:  # in another thread: a handshake would find them half removed; the next one is not late
+            left = {name: info for name, info in metadata.heartbeat_by_engine.items() if name not in cleaning}
+            metadata = StandIn(metadata, heartbeat_by_engine=left)
+        after(KvfastWorkerMixin, self)._send_heartbeats(StandIn(self, nixl_wrapper=agent), metadata)
 
     def _send_pending_recv_notifs(self: Any, req_id: str) -> None:
         agent = NotifWatch(self.nixl_wrapper, self._kvfast_notif_failed)
-        _after(KvfastWorkerMixin, self)._send_pending_recv_notifs(StandIn(self, nixl_wrapper=agent), req_id)
+        after(KvfastWorkerMixin, self)._send_pending_recv_notifs(StandIn(self, nixl_wrapper=agent), req_id)
 
     def _kvfast_notif_failed(self, agent_name: Any, error: Exception) -> None:
         """See whether an agent is dead. From any thread; the next poll draws the consequences."""
         if is_disconnect(error):
             self._kvfast_found_dead(agent_name, error)
-
-    def _kvfast_found_dead(self, agent: Any, error: BaseException | None) -> None:
-        state, agent_name = self._kvfast, name_of(agent)
-        if agent_name not in state.dead_agents:
-            state.dead_agents.add(agent_name)
-            state.count("dead_peers")
-            state.warn("dead", "agent %s is gone: %r", agent_name, error)
-
-    # ---- engines
-
-    def _kvfast_engine_of(self: Any, failure: HandleFailure) -> str | None:
-        meta = getattr(self, "_recving_metadata", {}).get(failure.req_id)
-        if meta is not None and meta.remote is not None:
-            return str(meta.remote.engine_id)
-        engine_id: str | None = self._kvfast_engine_of_agent(failure.peer)
-        return engine_id
-
-    def _kvfast_engine_of_agent(self: Any, agent_name: str | None) -> str | None:
-        for engine_id, agents in list(self._remote_agents.items()):
-            if agent_name in set(map(name_of, agents.values())):
-                return str(engine_id)
-        return None
-
-    def _kvfast_disconnected(self: Any, engine_id: str) -> None:
-        """Have an engine's state removed when its handles have ended: its connection is gone."""
-        if engine_id not in self._remote_agents:
-            return
-        if self._TRANSFER_MODE == "pull" and check_vllm().marks_invalid_engines:
-            if engine_id not in self._invalid_remote_engines:
-                self._mark_remote_engine_invalid(engine_id, time.perf_counter())
-            return
-        self._kvfast.removing.setdefault(engine_id, False)
-
-    def _kvfast_fail_waiting(self: Any) -> None:
-        """Fail the requests that wait for the WRITEs of an engine all of whose agents are gone."""
-        state = self._kvfast
-        engines = {name: self._kvfast_engine_of_agent(name) for name in list(state.dead_agents)}
-        state.dead_agents.difference_update(name for name, engine in engines.items() if engine is None)
-        for engine_id in set(engines.values()) - {None}:
-            agents = set(map(name_of, self._remote_agents.get(engine_id, {}).values()))
-            if not agents or not agents <= state.dead_agents:
-                continue
-            if self._TRANSFER_MODE == "push":
-                self._kvfast_fail_writes_of(engine_id)
-            self._kvfast_disconnected(engine_id)
-            state.dead_agents.difference_update(agents)
-
-    def _kvfast_fail_writes_of(self: Any, engine_id: str) -> None:
-        for req_id, meta in list(self._recving_metadata.items()):
-            if meta.remote is not None and meta.remote.engine_id == engine_id:
-                self.consumer_notification_counts_by_req.pop(req_id, None)
-                self._kvfast.warn("waiting", "request %s fails: engine %s is gone", req_id, engine_id)
-                self._failed_recv_reqs.put(req_id)
-
-    def _kvfast_busy(self: Any, engine_id: str) -> bool:
-        """Tell whether a handle of an engine is outstanding."""
-        for req_id, meta in list(self._recving_metadata.items()):
-            remote = meta.remote
-            if remote is not None and remote.engine_id == engine_id and req_id in self._recving_transfers:
-                return True
-        agents = set(map(name_of, self._remote_agents.get(engine_id, {}).values()))
-        tracked = (self._recving_transfers, getattr(self, "_sending_transfers", None))
-        if self._kvfast.posting:
-            return True  # what the writer thread posts is in no container yet
-        return any(
-            transfers.outstanding_of(name)
-            for transfers in tracked
-            if isinstance(transfers, TrackedTransfers)
-            for name in agents
-        )
-
-    def _cleanup_remote_engine(self: Any, engine_id: str, **kwargs: Any) -> None:
-        """Remove an engine's state, once no handle of it is outstanding."""
-        state = self._kvfast
-        if not state.shutting_down and self._kvfast_busy(engine_id):
-            state.removing[engine_id] = bool(kwargs.get("log_eviction", True))
-            if getattr(state.reading, "active", False):
-                raise EngineRemovalDeferred(engine_id)
-            return
-        state.removing.pop(engine_id, None)
-        super()._cleanup_remote_engine(engine_id, **kwargs)
-
-    def _kvfast_settle(self: Any) -> None:
-        """Remove the engines that waited for their handles; start what waited for that."""
-        state = self._kvfast
-        for engine_id, log_eviction in list(state.removing.items()):
-            if engine_id not in self._remote_agents:
-                state.removing.pop(engine_id, None)
-            elif not self._handshake_futures and not self._kvfast_busy(engine_id):
-                # vLLM, too, removes nothing while its handshake thread may be loading metadata.
-                self._cleanup_remote_engine(engine_id, log_eviction=log_eviction)
-        for _ in range(len(state.parked_reads)):
-            req_id, meta = state.parked_reads.popleft()
-            if meta.remote.engine_id in state.removing:
-                state.parked_reads.append((req_id, meta))
-            else:
-                self._ready_requests.put((req_id, meta))
 
     # ---- the rest
 
@@ -319,27 +220,9 @@ class KvfastWorkerMixin(_Next):  # type: ignore[misc]
         state.shutting_down = True
         self.nixl_wrapper = Tolerant(agent, state)
         try:
+            for transfers in self._kvfast_tracked():
+                for handle in transfers.aside:  # vLLM knows of none of them
+                    self.nixl_wrapper.release_xfer_handle(handle)
             super().shutdown()
         finally:
             self.nixl_wrapper = agent
-
-
-class EngineRemovalDeferred(Exception):  # noqa: N818  # no error: it ends a read's start
-    """An engine's removal has to wait, and what asked for it with it."""
-
-
-def _after(cls: type, worker: Any) -> Any:
-    """Return what ``super()`` of `cls` finds for a worker, as a class: methods take any ``self``."""
-    mro = type(worker).__mro__
-    return _Methods(mro[mro.index(cls) + 1 :])
-
-
-class _Methods:
-    def __init__(self, classes: tuple[type, ...]) -> None:
-        self._classes = classes
-
-    def __getattr__(self, name: str) -> Any:
-        for cls in self._classes:
-            if name in vars(cls):
-                return vars(cls)[name]
-        raise AttributeError(name)

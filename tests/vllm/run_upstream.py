@@ -78,8 +78,10 @@ class Plugin:
             worker,
         )
 
+        from kvfast.vllm.engines import KvfastEnginesMixin
         from kvfast.vllm.pull import KvfastNixlPullConnectorWorker
         from kvfast.vllm.push import KvfastNixlPushConnectorWorker
+        from kvfast.vllm.registrations import KvfastRegistrationsMixin
         from kvfast.vllm.worker import KvfastWorkerMixin
 
         self.stock["NixlPushConnectorWorker"] = push_worker.NixlPushConnectorWorker
@@ -91,7 +93,8 @@ class Plugin:
                 for name in names:
                     if hasattr(module, name):
                         setattr(module, name, cls)
-        for ours in (KvfastWorkerMixin, KvfastNixlPullConnectorWorker, KvfastNixlPushConnectorWorker):
+        mixins = (KvfastWorkerMixin, KvfastEnginesMixin, KvfastRegistrationsMixin)
+        for ours in (*mixins, KvfastNixlPullConnectorWorker, KvfastNixlPushConnectorWorker):
             self.count_calls(ours)
 
     def count_calls(self, cls: type) -> None:

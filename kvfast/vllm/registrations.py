@@ -1,0 +1,138 @@
+"""In push mode a decode registers where to write with its producer: both sides of that.
+
+The writer thread sends registrations, and takes them in. What it sends may have waited for a handshake,
+and its request may have failed meanwhile: then its blocks are another's, and nobody may be told of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import PUSH_REG_NOTIF_PREFIX
+
+from .borrow import StandIn, after
+from .watch import NotifWatch
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_worker import NixlPushConnectorWorker as _Next
+else:
+    _Next = object  # vLLM's push worker stands behind in the ``__mro__``
+
+_TEXTS: Final = ("request_id", "decode_engine_id", "decode_host")
+_COUNTS: Final = ("decode_port", "decode_tp_size")
+_BLOCKS: Final = "local_block_ids"
+
+
+class KvfastRegistrationsMixin(_Next):  # type: ignore[misc]
+    """Registrations, common to both sides of a push."""
+
+    # ---- on decode
+
+    def _send_registration_to_p(self: Any, req_id: str, reg_data: dict[str, Any]) -> None:
+        """Tell a producer where to write; not if the request has failed, and not while its engine goes."""
+        state = self._kvfast
+        engine_id = reg_data["remote_engine_id"]
+        self._evict_stale_engines()  # as vLLM does first: once it is in use, this engine stays
+        with state.lock:
+            counts = state.registrations.counts(req_id, reg_data)
+            entered = counts and self._kvfast_enter(engine_id)
+            if entered:
+                state.registering.add(req_id)
+        if not counts:
+            state.warn("late registration", "request %s is not registered: it has failed", req_id)
+            return
+        if not entered:
+            state.parked_registrations.append((req_id, reg_data))
+            return
+        try:
+            super()._send_registration_to_p(req_id, reg_data)
+        finally:
+            with state.lock:
+                state.registering.discard(req_id)
+            self._kvfast_leave(engine_id)
+
+    def _do_send_reg_notif(self: Any, req_id: str, reg_data: dict[str, Any]) -> None:
+        """Tell a producer's agents where to write; fail the request if none of them can be told."""
+        failed: list[str] = []
+
+        def note(agent_name: str, error: Exception) -> None:
+            failed.append(agent_name)
+            self._kvfast_notif_failed(agent_name, error)
+
+        agent = NotifWatch(self.nixl_wrapper, note)
+        stock = after(KvfastRegistrationsMixin, self)._do_send_reg_notif
+        stock(StandIn(self, nixl_wrapper=agent), req_id, reg_data)
+        if failed and not agent.sent:
+            self._failed_recv_reqs.put(req_id)
+
+    def _kvfast_fail_writes_of(self: Any, engine_id: str) -> None:
+        """Fail the requests that wait for an engine's WRITEs; no registration of theirs goes out any more."""
+        state = self._kvfast
+        for req_id, meta in list(self._recving_metadata.items()):
+            if meta.remote is None or meta.remote.engine_id != engine_id:
+                continue
+            with state.lock:
+                if req_id in state.registering:
+                    continue  # whether there is anybody to tell, the writer thread is finding out
+                state.registrations.withdraw(req_id)
+            self.consumer_notification_counts_by_req.pop(req_id, None)
+            state.warn("waiting", "request %s fails: engine %s is gone", req_id, engine_id)
+            self._failed_recv_reqs.put(req_id)
+
+    def _kvfast_settle(self: Any) -> None:
+        super()._kvfast_settle()
+        state = self._kvfast
+        for _ in range(len(state.parked_registrations)):
+            parked = state.parked_registrations.popleft()
+            if parked[1]["remote_engine_id"] in state.removing:
+                state.parked_registrations.append(parked)
+            else:
+                self._reg_send_inbox.put(parked)
+                self._push_writer_wake.set()
+
+    # ---- on prefill
+
+    def _handle_push_reg_notif(self: Any, notif: bytes) -> None:
+        """Take in a registration. One that can't be used must cost no other, nor its request its good one."""
+        reason = why_useless(notif)
+        if reason is None:
+            try:
+                super()._handle_push_reg_notif(notif)
+                return
+            except Exception as error:
+                reason = repr(error)
+        self._kvfast.count("bad_notifs")
+        self._kvfast.warn("registration", "registration not taken: %s", reason)
+
+
+def why_useless(notif: bytes) -> str | None:
+    """Return why a registration can't be used to push anything, or None."""
+    try:
+        registration = msgspec.msgpack.decode(notif[len(PUSH_REG_NOTIF_PREFIX) :])
+    except Exception as error:
+        return repr(error)
+    if not isinstance(registration, dict):
+        return f"a {type(registration).__name__} in place of a dict"
+    for name in (*_TEXTS, *_COUNTS, _BLOCKS):
+        value = registration.get(name)
+        if name in _TEXTS:
+            good = isinstance(value, str) and value != ""
+        elif name in _COUNTS:
+            good = type(value) is int and value > 0
+        else:
+            good = _is_blocks(value)
+        if not good:
+            return f"{name} is {value!r:.60}" if name in registration else f"no {name}"
+    return None
+
+
+def _is_blocks(value: Any) -> bool:
+    """Tell whether these are block ids, in groups or, of a single group, as they are."""
+    if not isinstance(value, list):
+        return False
+    groups = value if any(isinstance(group, list) for group in value) else [value]
+    return all(
+        isinstance(group, list) and all(type(block) is int and block >= 0 for block in group)
+        for group in groups
+    )

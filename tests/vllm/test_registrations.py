@@ -1,0 +1,190 @@
+"""Registrations in push mode: none for blocks that were given back, and a bad one costs nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
+
+from kvfast.testing import ScriptedAgent, nixlRemoteDisconnectError
+from tests.vllm import rig
+from tests.vllm.test_better_than_stock import BACKENDS, push
+
+GOOD = {
+    "request_id": "r",
+    "decode_engine_id": rig.ENGINE,
+    "decode_host": "host",
+    "decode_port": 1,
+    "decode_tp_size": 1,
+    "local_block_ids": [[1, 2]],
+}
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+# ---- on decode
+
+
+def waiting(req_id: str, registration: Any) -> Any:
+    """Return what a decode's worker is given for a request that is to be pushed to it."""
+    metadata = NixlConnectorMetadata()
+    metadata.reqs_to_recv[req_id] = rig.meta_of(req_id)
+    metadata.push_registrations[req_id] = registration
+    return metadata
+
+
+def registration_of(*blocks: int) -> dict[str, Any]:
+    remote = {"remote_host": "host", "remote_port": 1, "remote_tp_size": 1}
+    return {**GOOD, "local_block_ids": [list(blocks)], "remote_engine_id": rig.ENGINE, **remote}
+
+
+def meets_disconnect(agent: ScriptedAgent, worker: Any) -> None:
+    """Have a heartbeat see a connection gone that is there again afterwards."""
+    agent.refuse_notifs(rig.AGENT, error=nixlRemoteDisconnectError("gone"))
+    worker._send_heartbeats(rig.heartbeat("r"))
+    agent.allow_notifs(rig.AGENT)
+
+
+def connect_again(worker: Any) -> None:
+    worker._remote_agents[rig.ENGINE] = {(0, 0): rig.AGENT}
+
+
+def test_a_request_that_has_failed_is_not_registered(backend: str) -> None:
+    agent = ScriptedAgent()
+    worker = push(agent, ours=True, backend=backend)
+    worker.start_load_kv(waiting("r", registration_of(1, 2)))
+    meets_disconnect(agent, worker)
+    assert worker.get_transfer_results().failed_recving == {"r"}
+    assert worker.get_block_ids_with_load_errors() == {1, 2}
+    connect_again(worker)
+    old = worker._reg_send_inbox.get_nowait()
+    worker._send_registration_to_p(*old)  # the writer thread's turn
+    assert agent.sent == []  # the blocks are another request's
+
+    worker.start_load_kv(waiting("r", registration_of(3, 4)))  # a client tries again, with the same id
+    worker._send_registration_to_p(*old)
+    assert agent.sent == []
+    worker._send_registration_to_p(*worker._reg_send_inbox.get_nowait())
+    assert [peer for peer, _ in agent.sent] == [rig.AGENT]
+
+
+def test_a_request_whose_registration_is_on_its_way_is_not_failed(backend: str) -> None:
+    agent = ScriptedAgent()
+    worker = push(agent, ours=True, backend=backend)
+    worker.start_load_kv(waiting("r", registration_of(1, 2)))
+    meets_disconnect(agent, worker)
+    failed: list[set[str]] = []
+    send = agent.send_notif
+
+    def sending(*args: Any, **kwargs: Any) -> Any:
+        failed.append(worker.get_transfer_results().failed_recving)  # the main thread's turn, just here
+        return send(*args, **kwargs)
+
+    agent.send_notif = sending  # type: ignore[method-assign]
+    worker._send_registration_to_p(*worker._reg_send_inbox.get_nowait())
+    assert failed == [set()]
+    assert len(agent.sent) == 1
+    assert worker.get_transfer_results().failed_recving == set()  # its producer is writing
+
+
+def test_a_registration_waits_for_its_engines_removal(backend: str) -> None:
+    agent = ScriptedAgent()
+    worker = push(agent, ours=True, backend=backend)
+    handshakes: list[str] = []
+    worker._nixl_handshake = lambda *given: handshakes.append(given[3])
+    worker._handshake_initiation_executor = ThreadPoolExecutor(1)
+    in_the_removal(agent, lambda: worker._send_registration_to_p("r", registration_of(1)))
+    worker._cleanup_remote_engine(rig.ENGINE)
+    assert handshakes == []  # it would have found the engine half removed
+    assert worker._reg_send_inbox.empty()
+    worker.get_transfer_results()
+    assert worker._reg_send_inbox.get_nowait() == ("r", registration_of(1))
+    del worker._handshake_initiation_executor
+
+
+def in_the_removal(agent: ScriptedAgent, call: Any) -> None:
+    """Have the writer thread call something while an agent is being removed."""
+    remove = agent.remove_remote_agent
+
+    def removing(agent: str) -> None:
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        remove(agent)
+
+    agent.remove_remote_agent = removing  # type: ignore[method-assign]
+
+
+# ---- on prefill
+
+USELESS = (
+    {"request_id": "r"},
+    {**GOOD, "decode_engine_id": 7},
+    {**GOOD, "decode_host": None},
+    {**GOOD, "decode_port": "1"},
+    {**GOOD, "decode_tp_size": 0},
+    {**GOOD, "local_block_ids": 3},
+    {**GOOD, "local_block_ids": [[1], 2]},
+    {**GOOD, "local_block_ids": [["x"]]},
+    {**GOOD, "local_block_ids": [[-1]]},
+    [1, 2],
+)
+
+
+def prefill(backend: str) -> tuple[Any, list[str]]:
+    worker = push(ScriptedAgent(), ours=True, backend=backend)
+    pushed: list[str] = []
+    worker._xfer_blocks_for_req = lambda req_id, meta: pushed.append(req_id)
+    return worker, pushed
+
+
+def arrives(worker: Any, registration: Any) -> None:
+    worker._handle_push_reg_notif(b"PUSH_REG:" + rig.packed(registration))
+
+
+@pytest.mark.parametrize("useless", USELESS, ids=str)
+def test_a_useless_registration_does_not_cost_its_request_the_good_one(backend: str, useless: Any) -> None:
+    worker, pushed = prefill(backend)
+    worker._push_finished_blocks["r"] = ([1],)
+    arrives(worker, useless)
+    arrives(worker, GOOD)
+    assert pushed == ["r"]
+    assert worker._kvfast.stats.snapshot()["bad_notifs"] == 1
+
+
+@pytest.mark.parametrize("useless", USELESS, ids=str)
+def test_a_useless_registration_that_comes_first_is_not_kept(backend: str, useless: Any) -> None:
+    worker, pushed = prefill(backend)
+    arrives(worker, useless)
+    assert worker._pending_d_registrations == {}
+    worker._finished_blocks_inbox.put(("r", ([1],)))
+    writer = threading.Thread(target=worker._push_writer_loop)
+    writer.start()
+    deadline = time.monotonic() + 60
+    while not worker._finished_blocks_inbox.empty() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    worker._push_writer_stop.set()
+    worker._push_writer_wake.set()
+    writer.join()
+    assert worker._push_finished_blocks == {"r": ([1],)}  # they wait for the good one
+    assert worker._kvfast.stats.snapshot()["bad_notifs"] == 1
+    arrives(worker, GOOD)
+    assert pushed == ["r"]
+
+
+@pytest.mark.parametrize("blocks", [[1, 2], [[1], [2]], [[]], []])
+def test_what_vllm_can_push_is_good(backend: str, blocks: Any) -> None:
+    worker, pushed = prefill(backend)
+    worker._push_finished_blocks["r"] = ([1],)
+    arrives(worker, {**GOOD, "local_block_ids": blocks, "remote_pp_size": 2})
+    assert pushed == ["r"]
