@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+# Two cores that a pair with three workers shares stand still for tens of seconds now and then, and
+# vLLM's 30 s run out. A heartbeat comes at a sixth of it.
+LEASE_S: Final = 120
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -34,13 +38,13 @@ class Setup:
 
     def transfer_config(self, role: Literal["prefill", "decode"]) -> dict[str, Any]:
         """Return the ``--kv-transfer-config`` of one side."""
-        kvfast = {"kvfast_backend": self.backend, "kvfast_scan": self.scan}
+        extra = {"kv_lease_duration": LEASE_S, "kvfast_backend": self.backend, "kvfast_scan": self.scan}
         config: dict[str, Any] = {
             "kv_connector": f"{'Kvfast' if self.ours else ''}Nixl{self.mode.capitalize()}Connector",
             "kv_role": "kv_producer" if role == "prefill" else "kv_consumer",
             "kv_buffer_device": "cpu",
             "kv_load_failure_policy": self.policy,
-            "kv_connector_extra_config": {key: value for key, value in kvfast.items() if value is not None},
+            "kv_connector_extra_config": {key: value for key, value in extra.items() if value is not None},
         }
         if self.chosen == "module":
             config["kv_connector_module_path"] = "kvfast.vllm"
