@@ -16,7 +16,7 @@ from kvfast_ext.table import NO_TRANSFERS
 
 from . import checks
 from .peers import PeerGuard
-from .posting import Starter
+from .posting import Posted, Starter, keep_handles
 from .ratelimit import RateLimit
 from .stats import Stats
 
@@ -117,6 +117,23 @@ class Poller:
             self.stats.observe_result(swept)
             self._retained = swept.retained
         return swept
+
+    def _keep_posted(self, request: Any, posted: Posted, peer: str | None) -> None:
+        """Put what a post has left into the table, and have its request begin or fail with it."""
+        if posted.keep:
+            refused = keep_handles(self._table, request.req_id, posted.keep, peer)
+            request.in_table = refused is None or request.req_id in self._table
+            self._begin(request)
+            posted.failure = posted.failure or refused
+        if posted.failure is not None:
+            self.stats.count("failed_transfers", posted.failed_handles)
+            self._fail(request, posted.failure)
+
+    def _begin(self, request: Any) -> None:
+        raise NotImplementedError
+
+    def _fail(self, request: Any, reason: object) -> None:
+        raise NotImplementedError
 
     def _log_handle_failure(self, failure: HandleFailure) -> None:
         dropped = self._limit.allow(("handle", failure.peer))

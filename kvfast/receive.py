@@ -28,7 +28,7 @@ from kvfast_ext.errors import DuplicateRequestError, UnknownRequestError
 from . import checks
 from .peers import PeerGuard
 from .polling import DISCONNECT, Poller
-from .posting import Posted, Prepare, Transfer, keep_handles
+from .posting import Posted, Prepare, Transfer
 from .receiving.ended import EndedRequests
 from .receiving.outbox import Outbox
 from .receiving.request import NEVER, ReceiveRequest
@@ -400,14 +400,7 @@ class Receiver(Poller):
         interrupt = self._ops.take_interrupt()
         if interrupt is not None:  # out of a release: the ops have kept it
             posted.error = interrupt
-        if posted.keep:
-            refused = keep_handles(self._table, request.req_id, posted.keep, peer)
-            request.in_table = refused is None or request.req_id in self._table
-            self._begin(request)
-            posted.failure = posted.failure or refused
-        if posted.failure is not None:
-            self.stats.count("failed_transfers", posted.failed_handles)
-            self._fail(request, posted.failure)
+        self._keep_posted(request, posted, peer)
 
     def _begin(self, request: ReceiveRequest) -> None:
         request.step(Event.BEGIN)

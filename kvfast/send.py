@@ -30,7 +30,7 @@ from kvfast_ext.errors import DuplicateRequestError, UnknownRequestError
 from . import checks
 from .peers import PeerGuard
 from .polling import DISCONNECT, Poller
-from .posting import Posted, Prepare, Transfer, keep_handles
+from .posting import Posted, Prepare, Transfer
 from .request_states import ENDS, Event, State
 from .results import NOTHING_SENT, Closed, SendResults
 from .sending.leases import Leases
@@ -234,7 +234,7 @@ class Sender(Poller):
             if request is None or not request.notified(consumers):
                 self._surplus_notif(req_id)
             elif request.all_consumed:
-                request.step(Event.BEGIN)
+                self._begin(request)
                 self._settle(request)
         self._lines.write()
 
@@ -382,15 +382,11 @@ class Sender(Poller):
 
     def _posted(self, request: SendRequest, posted: Posted, peer: str | None) -> None:
         request.posting -= 1
-        if posted.keep:
-            duplicate = keep_handles(self._table, request.req_id, posted.keep, peer)
-            request.in_table = duplicate is None or request.req_id in self._table
-            request.step(Event.BEGIN)
-            posted.failure = posted.failure or duplicate
-        if posted.failure is not None:
-            self.stats.count("failed_transfers", posted.failed_handles)
-            self._fail(request, posted.failure)
+        self._keep_posted(request, posted, peer)
         self._settle(request)
+
+    def _begin(self, request: SendRequest) -> None:
+        request.step(Event.BEGIN)
 
     def _fail(self, request: SendRequest, reason: object) -> None:
         if not request.has_failed:

@@ -8,6 +8,8 @@ beginning are one step each, under one lock, since the push worker has two threa
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvfast_ext.contract import HandleFailure
@@ -171,9 +173,17 @@ class KvfastEnginesMixin(_Next):  # type: ignore[misc]
             elif not self._handshake_futures:
                 # vLLM, too, removes nothing while its handshake thread may be loading metadata.
                 self._cleanup_remote_engine(engine_id, log_eviction=log_eviction)
-        for _ in range(len(state.parked_reads)):
-            req_id, meta = state.parked_reads.popleft()
-            if meta.remote.engine_id in state.removing:
-                state.parked_reads.append((req_id, meta))
+        if state.parked_reads:
+            put = self._ready_requests.put
+            self._kvfast_resume(state.parked_reads, lambda read: read[1].remote.engine_id, put)
+
+    def _kvfast_resume(
+        self, parked: deque[Any], engine_of: Callable[[Any], str], start: Callable[[Any], object]
+    ) -> None:
+        """Start what waited for an engine that is not being removed any more; the rest goes on waiting."""
+        for _ in range(len(parked)):
+            waiting = parked.popleft()
+            if engine_of(waiting) in self._kvfast.removing:
+                parked.append(waiting)
             else:
-                self._ready_requests.put((req_id, meta))
+                start(waiting)

@@ -187,11 +187,8 @@ class KvfastNixlPushConnectorWorker(
 
     def _kvfast_settle(self) -> None:
         super()._kvfast_settle()
-        state = self._kvfast
-        for _ in range(len(state.parked_pushes)):
-            parked = state.parked_pushes.popleft()
-            if parked[2]["decode_engine_id"] in state.removing:
-                state.parked_pushes.append(parked)
-            else:
-                self._deferred_push_inbox.put(parked)
-                self._push_writer_wake.set()
+        self._kvfast_resume(
+            self._kvfast.parked_pushes,
+            lambda parked: parked[2]["decode_engine_id"],
+            lambda parked: self._kvfast_hand_over(self._deferred_push_inbox, parked),
+        )

@@ -6,6 +6,7 @@ and its request may have failed meanwhile: then its blocks are another's, and no
 
 from __future__ import annotations
 
+import queue
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -82,14 +83,16 @@ class KvfastRegistrationsMixin(_Next):  # type: ignore[misc]
 
     def _kvfast_settle(self: Any) -> None:
         super()._kvfast_settle()
-        state = self._kvfast
-        for _ in range(len(state.parked_registrations)):
-            parked = state.parked_registrations.popleft()
-            if parked[1]["remote_engine_id"] in state.removing:
-                state.parked_registrations.append(parked)
-            else:
-                self._reg_send_inbox.put(parked)
-                self._push_writer_wake.set()
+        self._kvfast_resume(
+            self._kvfast.parked_registrations,
+            lambda parked: parked[1]["remote_engine_id"],
+            lambda parked: self._kvfast_hand_over(self._reg_send_inbox, parked),
+        )
+
+    def _kvfast_hand_over(self: Any, inbox: queue.Queue[Any], thing: Any) -> None:
+        """Give the writer thread something to do."""
+        inbox.put(thing)
+        self._push_writer_wake.set()
 
     # ---- on prefill
 

@@ -96,6 +96,18 @@ class SendRig(Rig):
         return self.sender.stats.snapshot()[name]
 
 
+class Unshowable(RuntimeError):
+    """Raises when it is to be shown."""
+
+    def __repr__(self) -> str:
+        raise ValueError("no repr")
+
+
+def broken() -> Any:
+    """Fail to prepare a transfer."""
+    raise RuntimeError("no descriptors")
+
+
 def ends(results: ReceiveResults) -> tuple[set[str], set[str], set[str]]:
     """Return finished, failed, aborted."""
     return set(results.finished), set(results.failed), set(results.aborted)

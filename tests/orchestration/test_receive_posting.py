@@ -10,13 +10,9 @@ import pytest
 from kvfast import Receiver
 from kvfast.results import ReceiveResults
 from kvfast.testing import ScriptedAgent
-from tests.orchestration.rigs import ReceiveRig, ends, in_thread
+from tests.orchestration.rigs import ReceiveRig, Unshowable, broken, ends, in_thread
 
 NOTHING = ReceiveResults()
-
-
-def broken() -> Any:
-    raise RuntimeError("no descriptors")
 
 
 def test_the_agents_transfer_posts(rig: ReceiveRig) -> None:
@@ -210,10 +206,7 @@ def test_a_handle_in_flight_is_not_released_when_another_post_with_it_fails(rig:
     rig.track("R", 1)
     rig.track("S")
 
-    def refuse() -> int:
-        raise RuntimeError("no descriptors")
-
-    assert rig.receiver.post_many("S", [lambda: 1, refuse]) is False
+    assert rig.receiver.post_many("S", [lambda: 1, broken]) is False
     assert rig.receiver.post("S", lambda: 1) is False
     assert (rig.agent.released, rig.agent.violations) == ([], [])
     rig.states("DONE", 1)
@@ -258,13 +251,6 @@ def test_an_interrupt_gets_out_and_loses_no_handle(rig: ReceiveRig, where: str) 
         rig.states("DONE", 1)
     assert ends(rig.poll()) == (set(), {"R"}, set())
     rig.agent.assert_drained()
-
-
-class Unshowable(RuntimeError):
-    """Raises when it is to be shown."""
-
-    def __repr__(self) -> str:
-        raise ValueError("no repr")
 
 
 class Unindexable:

@@ -12,7 +12,7 @@ import pytest
 from kvfast import UnknownRequestError
 from kvfast.results import SendResults
 from kvfast.sending.recent import RecentIds
-from tests.orchestration.rigs import SendRig, in_thread
+from tests.orchestration.rigs import SendRig, Unshowable, broken, in_thread
 
 MakeRig = Callable[..., SendRig]
 NOTHING = SendResults()
@@ -277,22 +277,12 @@ def test_a_handle_in_flight_is_not_released_when_another_post_with_it_fails(send
     sending.track("R", 1)
     sending.track("S")
 
-    def refuse() -> int:
-        raise RuntimeError("no descriptors")
-
-    assert sending.sender.post("S", [lambda: 1, refuse]) is False
+    assert sending.sender.post("S", [lambda: 1, broken]) is False
     assert (sending.agent.released, sending.agent.violations) == ([], [])
     sending.states("DONE", 1)
     assert sending.poll().finished == {"R"}
     sending.clock.advance(31)
     assert sending.poll().expired == {"S"}
-
-
-class Unshowable(RuntimeError):
-    """Raises when it is to be shown."""
-
-    def __repr__(self) -> str:
-        raise ValueError("no repr")
 
 
 def test_an_error_that_can_not_be_shown_loses_no_write(sending: SendRig) -> None:
