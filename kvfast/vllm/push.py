@@ -13,12 +13,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_worker import NixlPu
 from .agent import LockedAgentWorker
 from .options import Options
 from .registrations import KvfastRegistrationsMixin
+from .retries import KvfastRetriesMixin
 from .transfers import TrackedTransfers
 from .worker import KvfastWorkerMixin
 
 
 class KvfastNixlPushConnectorWorker(
     KvfastRegistrationsMixin,
+    KvfastRetriesMixin,
     KvfastWorkerMixin,
     NixlPushConnectorWorker,  # type: ignore[misc]
     LockedAgentWorker,
@@ -164,6 +166,7 @@ class KvfastNixlPushConnectorWorker(
             self._sending_transfers.note_peer(handle, peer)
 
     def _kvfast_too_late(self, req_id: str) -> None:
+        self._kvfast.retries.forget(req_id)
         self._kvfast.warn("late push", "request %s is not pushed: its lease has run out", req_id)
 
     def _do_start_push_kv(self, request_id: str, local_block_ids: Any, registration_data: Any) -> None:

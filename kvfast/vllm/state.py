@@ -22,6 +22,7 @@ from .newest import Newest
 from .ops import AgentOps, unwrap
 from .options import Options
 from .plain import PlainTransfers
+from .retries import PushRetries
 from .transfers import TrackedTransfers
 
 # Below vLLM's own logger: there its level and its format hold, elsewhere nothing below WARNING shows.
@@ -47,6 +48,8 @@ class KvfastState:
         Requests whose WRITEs the writer thread is posting, with the handles posted so far.
     sends : Newest
         Which blocks are pushed for a request: none any more when its lease has run out.
+    retries : PushRetries
+        Pushes whose handshake failed.
     registering : set
         Requests whose producers the writer thread is telling where to write.
     registrations : Newest
@@ -80,6 +83,7 @@ class KvfastState:
         self.dead_agents: Final[set[str]] = set()
         self.posting: Final[dict[str, list[Any]]] = {}
         self.sends: Final = Newest()
+        self.retries: Final = PushRetries(clock)
         self.registering: Final[set[str]] = set()
         self.registrations: Final = Newest()
         self.swept_sends: SweepResult | None = None
@@ -136,6 +140,7 @@ class KvfastState:
     def count(self, name: str, n: int = 1) -> None:
         """Add to one of kvfast's counters."""
         self.stats.count(name, n)
+        self.counters.expedite()  # an engine that gets idle by what was counted takes no further step
 
     def warn(self, key: str, message: str, *arguments: object) -> None:
         """Log a warning, at a limited rate for each key."""

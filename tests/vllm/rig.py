@@ -57,9 +57,9 @@ def make(cls: type, agent: Any, **options: Any) -> Any:
 
 
 def use_clock(worker: Any, clock: FakeClock | None = None) -> FakeClock:
-    """Have a worker's tables go by a clock of the test's."""
+    """Have a worker's tables, and its retries, go by a clock of the test's."""
     clock = clock or FakeClock()
-    worker._kvfast.ops._clock = clock
+    worker._kvfast.ops._clock = worker._kvfast.retries._clock = clock
     for name in ("_recving_transfers", "_sending_transfers"):
         transfers = getattr(worker, name)
         if hasattr(transfers, "_table"):

@@ -78,6 +78,19 @@ def test_what_ends_within_a_second_is_sent_at_once() -> None:
         assert dict(sent.data["kvfast_counts"]) == {"failed_transfers": 1, "failed_requests": 1}
 
 
+def test_a_death_within_a_second_is_sent_at_once() -> None:
+    """No transfer of decode's own fails by it in push mode: vLLM has nothing to send."""
+    agent = ScriptedAgent()
+    worker = rig.make(rig.OURS["push"], agent)
+    agent.refuse_notifs(rig.AGENT, error=nixlRemoteDisconnectError("gone"))
+    rig.receive(worker, "r")
+    worker._send_heartbeats(rig.heartbeat("r"))
+    assert worker.get_transfer_results().failed_recving == {"r"}
+    sent = worker.get_kv_connector_stats()
+    assert dict(sent.data["kvfast_counts"]) == {"dead_peers": 1, "failed_requests": 1}
+    assert worker.get_kv_connector_stats() is None
+
+
 @pytest.mark.parametrize("mode", ["pull", "push"])
 def test_how_requests_end_is_counted(mode: str) -> None:
     agent = ScriptedAgent()
