@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm")
+
+import zmq
 
 from kvfast.testing import FakeClock, ScriptedAgent
 from kvfast.vllm.retries import PushRetries
@@ -22,6 +25,26 @@ BLOCKS = ([1],)
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+def registration_at(host: str, port: int) -> dict[str, Any]:
+    """Return what a decode registers whose handshakes are taken there."""
+    return {
+        "request_id": "d-r",
+        "decode_engine_id": AWAY,
+        "decode_host": host,
+        "decode_port": port,
+        "decode_tp_size": 1,
+        "local_block_ids": [[7]],
+    }
+
+
+def take_step(worker: Any) -> Any:
+    """Have an engine take a step, and then its writer thread its turn."""
+    results = worker.get_transfer_results()
+    while not worker._deferred_push_inbox.empty():
+        worker._do_start_push_kv(*worker._deferred_push_inbox.get_nowait())
+    return results
 
 
 class Prefill:
@@ -49,15 +72,7 @@ class Prefill:
 
     def match(self, req_id: str, blocks: Any = BLOCKS) -> None:
         """Have a request's blocks and its decode's registration found."""
-        registration = {
-            "request_id": f"d-{req_id}",
-            "decode_engine_id": AWAY,
-            "decode_host": "host",
-            "decode_port": 1,
-            "decode_tp_size": 1,
-            "local_block_ids": [[7]],
-        }
-        self.worker._do_start_push_kv(req_id, blocks, registration)
+        self.worker._do_start_push_kv(req_id, blocks, registration_at("host", 1))
 
     def fail(self) -> None:
         self.handshakes[-1].set_exception(TimeoutError("no answer in 5 s"))
@@ -67,10 +82,7 @@ class Prefill:
 
     def step(self) -> Any:
         """Have the engine take a step, and then the writer thread its turn."""
-        results = self.worker.get_transfer_results()
-        while not self.worker._deferred_push_inbox.empty():
-            self.worker._do_start_push_kv(*self.worker._deferred_push_inbox.get_nowait())
-        return results
+        return take_step(self.worker)
 
 
 MakePrefill = Callable[..., Prefill]
@@ -189,3 +201,23 @@ def test_the_wait_grows_up_to_half_a_minute_and_begins_anew() -> None:
     assert retries.take_due() == [4, 5, 6]
     retries.forget("r")
     assert retries.failed("r", 7) == 1
+
+
+def test_a_decode_that_is_silent_for_a_handshake_is_asked_again() -> None:
+    """With vLLM's own handshake, executor and socket; the listener takes questions and answers none."""
+    worker = push(ScriptedAgent(), ours=True)
+    worker._remote_agents.clear()
+    worker._log_failure = lambda **_: None
+    worker.use_host_buffer = True  # a CPU's, which needs no device
+    worker.transfer_topo.handshake_target_ranks = lambda *_: [0]
+    with ThreadPoolExecutor(1) as worker._handshake_initiation_executor, zmq.Context() as context:
+        with context.socket(zmq.ROUTER) as listener:
+            port = listener.bind_to_random_port("tcp://127.0.0.1")
+            rig.sending(worker, "r")
+            worker._do_start_push_kv("r", BLOCKS, registration_at("127.0.0.1", port))
+            questions = 0
+            deadline = time.monotonic() + 60
+            while questions < 2 and time.monotonic() < deadline:
+                take_step(worker)
+                questions += bool(listener.poll(10) and listener.recv_multipart())
+    assert questions == 2
