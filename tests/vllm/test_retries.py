@@ -210,14 +210,17 @@ def test_a_decode_that_is_silent_for_a_handshake_is_asked_again() -> None:
     worker._log_failure = lambda **_: None
     worker.use_host_buffer = True  # a CPU's, which needs no device
     worker.transfer_topo.handshake_target_ranks = lambda *_: [0]
-    with ThreadPoolExecutor(1) as worker._handshake_initiation_executor, zmq.Context() as context:
-        with context.socket(zmq.ROUTER) as listener:
-            port = listener.bind_to_random_port("tcp://127.0.0.1")
-            rig.sending(worker, "r")
-            worker._do_start_push_kv("r", BLOCKS, registration_at("127.0.0.1", port))
-            questions = 0
-            deadline = time.monotonic() + 60
-            while questions < 2 and time.monotonic() < deadline:
-                take_step(worker)
-                questions += bool(listener.poll(10) and listener.recv_multipart())
+    with (
+        ThreadPoolExecutor(1) as worker._handshake_initiation_executor,
+        zmq.Context() as context,
+        context.socket(zmq.ROUTER) as listener,
+    ):
+        port = listener.bind_to_random_port("tcp://127.0.0.1")
+        rig.sending(worker, "r")
+        worker._do_start_push_kv("r", BLOCKS, registration_at("127.0.0.1", port))
+        questions = 0
+        deadline = time.monotonic() + 60
+        while questions < 2 and time.monotonic() < deadline:
+            take_step(worker)
+            questions += bool(listener.poll(10) and listener.recv_multipart())
     assert questions == 2

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
-from tests.vllm.engine import client, keeper
+from tests.vllm.engine import client, keeper, serve
 from tests.vllm.engine.tiny_model import MAX_TOKENS
 
 _START_S: Final = 900.0
@@ -52,8 +52,7 @@ class Launch:
         if self.transfer is not None:
             options["kv-transfer-config"] = json.dumps(self.transfer)
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        serve = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(self.model)]
-        return [*serve, "--enforce-eager", *words]
+        return [sys.executable, serve.__file__, "serve", str(self.model), "--enforce-eager", *words]
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables."""

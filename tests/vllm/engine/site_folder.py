@@ -7,30 +7,6 @@ import json
 from pathlib import Path
 from typing import Final
 
-# vLLM's queue between an engine and its workers spins on sched_yield. On a machine with few cores that
-# starves whoever should fill the queue. Times measured under this are not vLLM's own.
-# And on a CPU vLLM insists on "spawn", so that a server imports everything three times, and takes three
-# times as long to start. Its processes are forked here, as they are on other platforms.
-_SITECUSTOMIZE: Final = """\
-import multiprocessing
-import os
-import time
-
-get_context = multiprocessing.get_context
-
-
-def _pause() -> None:
-    time.sleep(0.0002)
-
-
-def _get_context(method: str | None = None) -> object:
-    return get_context("fork" if method == "spawn" else method)
-
-
-os.sched_yield = _pause
-multiprocessing.get_context = _get_context
-"""
-
 # vLLM's own format, and what says that a read has been started: a debug message.
 _LOGGING: Final = {
     "version": 1,
@@ -45,9 +21,8 @@ _LOGGING: Final = {
 
 
 def write_site(folder: Path) -> Path:
-    """Write a folder for PYTHONPATH: a sitecustomize, and vLLM's version where it looks for it."""
+    """Write a folder for PYTHONPATH: vLLM's version, where it looks for it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sitecustomize.py").write_text(_SITECUSTOMIZE)
     version = _cpu_version()
     if version is not None:
         # vLLM asks for the version of "vllm". Without "cpu" in it, another build of its kernels is loaded.
