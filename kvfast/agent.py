@@ -69,7 +69,8 @@ def open_agent(
     telemetry : bool
         Let NIXL measure transfers; sweeps return what it measured.
     progress_thread : bool
-        Let NIXL serve peers while nobody calls it.
+        Let NIXL serve peers while nobody calls it. The thread that does so never sleeps (seen with NIXL
+        1.5.1): it takes a core.
     num_threads : int
         Worker threads of the backends that have any; 0 is the backend's default.
     sync_mode : {"rw", "strict", "none"}

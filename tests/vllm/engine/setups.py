@@ -5,10 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-# Two cores that a pair with three workers shares stand still for tens of seconds now and then, and
-# vLLM's 30 s run out. A heartbeat comes at a sixth of it.
-LEASE_S: Final = 120
-
 
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -38,7 +34,7 @@ class Setup:
 
     def transfer_config(self, role: Literal["prefill", "decode"]) -> dict[str, Any]:
         """Return the ``--kv-transfer-config`` of one side."""
-        extra = {"kv_lease_duration": LEASE_S, "kvfast_backend": self.backend, "kvfast_scan": self.scan}
+        extra = {"kvfast_backend": self.backend, "kvfast_scan": self.scan}
         config: dict[str, Any] = {
             "kv_connector": f"{'Kvfast' if self.ours else ''}Nixl{self.mode.capitalize()}Connector",
             "kv_role": "kv_producer" if role == "prefill" else "kv_consumer",
@@ -54,11 +50,12 @@ class Setup:
 STOCK_PULL: Final = Setup("stock pull", "pull", "stock")
 STOCK_PUSH: Final = Setup("stock push", "push", "stock")
 STOCK_PULL_TP2: Final = Setup("stock pull, TP 2 to 1", "pull", "stock", prefill_ranks=2)
+STOCK_PUSH_TP2: Final = Setup("stock push, TP 2 to 1", "push", "stock", prefill_ranks=2)
 PULL: Final = Setup("kvfast pull", "pull", "module")
 PULL_TP2: Final = Setup("kvfast pull, TP 2 to 1", "pull", "name", "fail", prefill_ranks=2, scan="all")
 PUSH: Final = Setup("kvfast push", "push", "module")
 PUSH_TP2: Final = Setup("kvfast push, TP 2 to 1", "push", "name", "fail", prefill_ranks=2, backend="python")
 
-STOCK: Final = (STOCK_PULL, STOCK_PUSH, STOCK_PULL_TP2)
+STOCK: Final = (STOCK_PULL, STOCK_PULL_TP2, STOCK_PUSH, STOCK_PUSH_TP2)
 OURS: Final = (PULL, PULL_TP2, PUSH, PUSH_TP2)
 SETUPS: Final = (*OURS, *STOCK)
