@@ -78,9 +78,11 @@ class KvfastRetriesMixin(_Next):  # type: ignore[misc]
 
         push = (request_id, local_block_ids, registration_data)
         stock = after(KvfastRetriesMixin, self)._do_start_push_kv
-        stock(StandIn(self, _ensure_handshake=ensure), *push)
-        if not handshakes:
-            self._kvfast.retries.forget(request_id)
+        try:
+            stock(StandIn(self, _ensure_handshake=ensure), *push)
+        finally:
+            if not handshakes:
+                self._kvfast.retries.forget(request_id)
         for handshake in handshakes:
             handshake.add_done_callback(lambda ended: self._kvfast_handshake_ended(ended, push))
 

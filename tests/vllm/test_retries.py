@@ -147,6 +147,28 @@ def test_pushes_that_waited_for_one_handshake_are_all_made(backend: str, make: M
     assert sorted(prefill.pushed) == [("r", BLOCKS), ("s", BLOCKS)]
 
 
+def test_a_push_that_can_not_be_posted_is_forgotten(
+    backend: str, make: MakePrefill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill = make(ours=True, backend=backend)
+    clock = rig.use_clock(prefill.worker)
+    rig.sending(prefill.worker, "r")
+    prefill.match("r")
+    prefill.fail()
+    clock.advance(1.0)
+    prefill.step()
+    prefill.succeed()
+
+    def refuse(worker: Any, req_id: str, meta: Any) -> None:
+        raise NotImplementedError("other layouts")
+
+    monkeypatch.setattr(rig.STOCK["push"], "_xfer_blocks_for_req", refuse)
+    with pytest.raises(NotImplementedError):
+        prefill.step()
+    assert prefill.worker._kvfast.retries._failures == {}
+    assert prefill.worker._kvfast.retries.take_due() == []
+
+
 def test_nothing_is_pushed_once_the_lease_has_run_out(backend: str, make: MakePrefill) -> None:
     prefill = make(ours=True, backend=backend)
     clock = rig.use_clock(prefill.worker)
