@@ -108,6 +108,16 @@ class KvfastRegistrationsMixin(_Next):  # type: ignore[misc]
         self._kvfast.count("bad_notifs")
         self._kvfast.warn("registration", "registration not taken: %s", reason)
 
+    def _kvfast_newest_registration(self: Any, req_id: str, registration: dict[str, Any]) -> dict[str, Any]:
+        """Return what has been registered since for a request whose push had to wait, or `registration`.
+
+        Whoever failed the first decode's request, and has another decode go on with what was prefilled, wants
+        it written there; the first one's blocks may be another request's.
+        """
+        while (newer := self._pop_matching_registration(req_id)) is not None:
+            registration = newer
+        return registration
+
 
 def why_useless(notif: bytes) -> str | None:
     """Return why a registration can't be used to push anything, or None."""

@@ -2,12 +2,15 @@
 
 vLLM drops such a push: nobody tells decode, whose request then waits for ever, although prefill holds the
 blocks for as long as decode asks it to. That a peer was busy for the 5 s of a handshake is no reason.
+
+It is decode's heartbeat for the request that starts the next try. A decode that was cut off may have failed
+the request and given its blocks to another one: it asks for no more, and then nothing may be written there.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,13 +21,16 @@ if TYPE_CHECKING:
 else:
     _Next = object  # vLLM's push worker stands behind in the ``__mro__``
 
+Push = tuple[str, Any, dict[str, Any]]  # the request's id, its blocks, and decode's registration
+
 # A handshake that is refused for good, such as over another model, fails and is logged at every try.
-_FIRST_S: Final = 1.0
-_LONGEST_S: Final = 30.0
+_WAITS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 
 
 class PushRetries:
     """Pushes that wait to be tried again. Thread-safe: their handshakes fail in vLLM's executor.
+
+    A push is a tuple that begins with its request's id.
 
     Parameters
     ----------
@@ -36,35 +42,45 @@ class PushRetries:
         self._clock = clock
         self._lock: Final = threading.Lock()
         self._failures: Final[dict[str, int]] = {}
-        self._waiting: Final[list[tuple[float, Any]]] = []
+        self._waiting: Final[list[tuple[float, Push]]] = []
 
-    def failed(self, req_id: str, push: Any) -> float:
-        """Keep a request's push for later; return in how many seconds it is due."""
+    def failed(self, push: Push) -> float:
+        """Keep a push for later; return for how many seconds at least."""
         with self._lock:
-            failures = self._failures.get(req_id, 0)
-            self._failures[req_id] = failures + 1
-            wait_s = min(_FIRST_S * 2.0**failures, _LONGEST_S)
+            failures = self._failures.get(push[0], 0)
+            self._failures[push[0]] = failures + 1
+            wait_s = _WAITS_S[min(failures, len(_WAITS_S) - 1)]
             self._waiting.append((self._clock() + wait_s, push))
         return wait_s
 
-    def take_due(self) -> list[Any]:
-        """Return the pushes that are due, and keep them no longer."""
+    def take_due(self, req_ids: Container[str]) -> list[Push]:
+        """Return these requests' pushes that have waited long enough, and keep them no longer."""
         if not self._waiting:
-            return []  # at nearly every step: no lock, no clock
+            return []  # nearly always: no lock, no clock
         with self._lock:
             now = self._clock()
-            due = [push for when, push in self._waiting if when <= now]
-            self._waiting[:] = [(when, push) for when, push in self._waiting if when > now]
-        return due
+            return self._take(lambda when, push: when <= now and push[0] in req_ids)
+
+    def drop_others(self, req_ids: Container[str]) -> list[str]:
+        """Drop the pushes of all other requests than these; return whose they were."""
+        if not self._waiting:
+            return []
+        with self._lock:
+            return [push[0] for push in self._take(lambda _, push: push[0] not in req_ids)]
 
     def forget(self, req_id: str) -> None:
         """Forget how often a request's push has failed: it was made, or will not be."""
         with self._lock:
             self._failures.pop(req_id, None)
 
+    def _take(self, wanted: Callable[[float, Push], bool]) -> list[Push]:
+        taken = [push for when, push in self._waiting if wanted(when, push)]
+        self._waiting[:] = [(when, push) for when, push in self._waiting if not wanted(when, push)]
+        return taken
+
 
 class KvfastRetriesMixin(_Next):  # type: ignore[misc]
-    """Tries a push again for as long as its lease lives."""
+    """Tries a push again for as long as decode asks for it and its lease lives."""
 
     def _do_start_push_kv(self: Any, request_id: str, local_block_ids: Any, registration_data: Any) -> None:
         """Start a push; have it tried again if it waits for a handshake, and that fails."""
@@ -86,16 +102,23 @@ class KvfastRetriesMixin(_Next):  # type: ignore[misc]
         for handshake in handshakes:
             handshake.add_done_callback(lambda ended: self._kvfast_handshake_ended(ended, push))
 
-    def _kvfast_handshake_ended(self: Any, handshake: Future[Any], push: tuple[str, Any, Any]) -> None:
+    def _kvfast_handshake_ended(self: Any, handshake: Future[Any], push: Push) -> None:
         """Keep a push whose handshake failed. From vLLM's executor."""
         if handshake.cancelled() or (error := handshake.exception()) is None:
             return
         req_id, _, registration = push
-        wait_s = self._kvfast.retries.failed(req_id, push)
-        message = "request %s is pushed later: no handshake with engine %s: %r; next try in %.0f s"
-        self._kvfast.warn("push handshake", message, req_id, registration["decode_engine_id"], error, wait_s)
+        wait_s = self._kvfast.retries.failed(push)
+        message = "no handshake with engine %s: %r: request %s is pushed at a heartbeat after %.0f s"
+        self._kvfast.warn("push handshake", message, registration["decode_engine_id"], error, req_id, wait_s)
+
+    def _handle_heartbeat(self: Any, payload: str) -> None:
+        """Extend leases, and try again to push what decode still waits for."""
+        super()._handle_heartbeat(payload)
+        asked_for = self._reqs_to_send.keys() & payload.split(",")
+        for push in self._kvfast.retries.take_due(asked_for):
+            self._kvfast_hand_over(self._deferred_push_inbox, push)
 
     def _kvfast_settle(self: Any) -> None:
         super()._kvfast_settle()
-        for push in self._kvfast.retries.take_due():
-            self._kvfast_hand_over(self._deferred_push_inbox, push)
+        for req_id in self._kvfast.retries.drop_others(self._reqs_to_send):
+            self._kvfast_too_late(req_id)

@@ -49,7 +49,7 @@ class KvfastState:
     sends : Newest
         Which blocks are pushed for a request: none any more when its lease has run out.
     retries : PushRetries
-        Pushes whose handshake failed.
+        Pushes whose handshake failed, until decode asks again or their requests end.
     registering : set
         Requests whose producers the writer thread is telling where to write.
     registrations : Newest

@@ -1,4 +1,4 @@
-"""A push whose handshake fails is made later; stock drops it, and decode waits for ever."""
+"""A push whose handshake failed is made when decode asks again; stock drops it, and decode waits for ever."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("vllm")
 import zmq
 
 from kvfast.testing import FakeClock, ScriptedAgent
-from kvfast.vllm.retries import PushRetries
+from kvfast.vllm.retries import Push, PushRetries
 from tests.vllm import rig
 from tests.vllm.test_better_than_stock import BACKENDS, push
 
@@ -39,8 +39,10 @@ def registration_at(host: str, port: int) -> dict[str, Any]:
     }
 
 
-def take_step(worker: Any) -> Any:
-    """Have an engine take a step, and then its writer thread its turn."""
+def take_step(worker: Any, *heard: str) -> Any:
+    """Have a heartbeat for some requests come, an engine take a step, and its writer thread its turn."""
+    if heard:
+        worker._pending_completion_notifs.put(f"HB:{','.join(heard)}".encode())
     results = worker.get_transfer_results()
     while not worker._deferred_push_inbox.empty():
         worker._do_start_push_kv(*worker._deferred_push_inbox.get_nowait())
@@ -80,9 +82,8 @@ class Prefill:
     def succeed(self) -> None:
         self.handshakes[-1].set_result(({(0, 0): "agent-d2"}, 0.0))
 
-    def step(self) -> Any:
-        """Have the engine take a step, and then the writer thread its turn."""
-        return take_step(self.worker)
+    def step(self, *heard: str) -> Any:
+        return take_step(self.worker, *heard)
 
 
 MakePrefill = Callable[..., Prefill]
@@ -102,7 +103,7 @@ def test_stock_drops_a_push_whose_handshake_fails(make: MakePrefill) -> None:
     prefill.match("r")
     prefill.fail()
     for _ in range(3):
-        prefill.step()
+        prefill.step("r")
     assert (len(prefill.handshakes), prefill.pushed) == (1, [])
     assert "r" in prefill.worker._reqs_to_send  # though the blocks are held
 
@@ -116,10 +117,10 @@ def test_a_push_is_made_when_a_later_handshake_succeeds(backend: str, make: Make
     for wait_s in (1.0, 2.0, 4.0):
         known = len(prefill.handshakes)
         clock.advance(wait_s - 0.5)
-        prefill.step()
-        assert len(prefill.handshakes) == known  # not at every step
+        prefill.step("r")
+        assert len(prefill.handshakes) == known  # not at every heartbeat
         clock.advance(0.5)
-        prefill.step()
+        prefill.step("r")
         assert len(prefill.handshakes) == known + 1
         if wait_s < 4.0:
             prefill.fail()
@@ -127,9 +128,53 @@ def test_a_push_is_made_when_a_later_handshake_succeeds(backend: str, make: Make
     prefill.succeed()
     prefill.step()
     assert prefill.pushed == [("r", BLOCKS)]
-    prefill.step()
+    prefill.step("r")
     assert len(prefill.pushed) == 1
     assert prefill.worker._kvfast.retries._failures == {}  # the id may come again
+
+
+def test_nothing_is_pushed_to_a_decode_that_asks_no_more(backend: str, make: MakePrefill) -> None:
+    """It may have been cut off, have failed the request, and have given its blocks to another one."""
+    prefill = make(ours=True, backend=backend)
+    clock = rig.use_clock(prefill.worker)
+    for req_id in ("r", "s"):
+        rig.sending(prefill.worker, req_id)
+        prefill.match(req_id)
+    prefill.fail()
+    clock.advance(60.0)
+    prefill.step()
+    assert len(prefill.handshakes) == 1
+    prefill.step("s")
+    prefill.succeed()
+    prefill.step()
+    prefill.step("s")
+    assert prefill.pushed == [("s", BLOCKS)]
+
+
+def test_what_is_registered_meanwhile_counts(
+    backend: str, make: MakePrefill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first decode was cut off, and another one goes on with what was prefilled."""
+    prefill = make(ours=True, backend=backend)
+    worker = prefill.worker
+    clock = rig.use_clock(worker)
+    written: list[Any] = []
+    monkeypatch.setattr(
+        rig.STOCK["push"],
+        "_xfer_blocks_for_req",
+        lambda worker, req_id, meta: written.append((meta.remote.engine_id, meta.remote.block_ids)),
+    )
+    req_id = "cmpl-x-0-aaaaaaaa"
+    rig.sending(worker, req_id)
+    prefill.match(req_id)
+    prefill.fail()
+    worker._remote_agents["engine-d3"] = {(0, 0): "agent-d3"}
+    newer = {"request_id": "cmpl-x-0-bbbbbbbb", "decode_engine_id": "engine-d3", "local_block_ids": [[9]]}
+    worker._handle_push_reg_notif(b"PUSH_REG:" + rig.packed(registration_at("host", 2) | newer))
+    clock.advance(1.0)
+    prefill.step(req_id)
+    assert written == [("engine-d3", [[9]])]
+    assert worker._pending_d_registrations == {}
 
 
 def test_pushes_that_waited_for_one_handshake_are_all_made(backend: str, make: MakePrefill) -> None:
@@ -140,7 +185,7 @@ def test_pushes_that_waited_for_one_handshake_are_all_made(backend: str, make: M
         prefill.match(req_id)
     prefill.fail()
     clock.advance(1.0)
-    prefill.step()
+    prefill.step("r", "s")
     assert len(prefill.handshakes) == 2  # one for both, each time
     prefill.succeed()
     prefill.step()
@@ -156,7 +201,7 @@ def test_a_push_that_can_not_be_posted_is_forgotten(
     prefill.match("r")
     prefill.fail()
     clock.advance(1.0)
-    prefill.step()
+    prefill.step("r")
     prefill.succeed()
 
     def refuse(worker: Any, req_id: str, meta: Any) -> None:
@@ -166,21 +211,57 @@ def test_a_push_that_can_not_be_posted_is_forgotten(
     with pytest.raises(NotImplementedError):
         prefill.step()
     assert prefill.worker._kvfast.retries._failures == {}
-    assert prefill.worker._kvfast.retries.take_due() == []
+    assert prefill.worker._kvfast.retries._waiting == []
 
 
-def test_nothing_is_pushed_once_the_lease_has_run_out(backend: str, make: MakePrefill) -> None:
+def end_of_lease(worker: Any) -> None:
+    worker._reqs_to_send["r"] = time.perf_counter() - 1.0
+
+
+def end_by_notification(worker: Any) -> None:
+    del worker._reqs_to_send["r"]  # as 0.31 and 0.32 do then
+
+
+@pytest.mark.parametrize("end", [end_of_lease, end_by_notification])
+def test_nothing_is_pushed_once_a_request_has_ended(
+    backend: str, make: MakePrefill, end: Callable[[Any], None]
+) -> None:
     prefill = make(ours=True, backend=backend)
     clock = rig.use_clock(prefill.worker)
     rig.sending(prefill.worker, "r")
     prefill.match("r")
     prefill.fail()
-    rig.sending(prefill.worker, "r", lease_s=-1.0)
-    assert prefill.step().finished_sending == {"r"}  # its blocks may be another's
-    clock.advance(1.0)
+    end(prefill.worker)  # and its blocks may be another's
     prefill.step()
+    assert prefill.worker._kvfast.retries._waiting == []
+    clock.advance(60.0)
+    for number in range(5000):  # more than is remembered of such ends
+        prefill.worker._kvfast.sends.withdraw(str(number))
+    prefill.step("r")
     assert (len(prefill.handshakes), prefill.pushed) == (1, [])
     assert prefill.worker._kvfast.retries._failures == {}
+
+
+def test_a_heartbeat_for_a_request_that_has_just_ended_starts_nothing(
+    backend: str, make: MakePrefill
+) -> None:
+    prefill = make(ours=True, backend=backend)
+    clock = rig.use_clock(prefill.worker)
+    rig.sending(prefill.worker, "r")
+    prefill.match("r")
+    prefill.fail()
+    clock.advance(60.0)
+    end_by_notification(prefill.worker)
+    prefill.step("r")
+    assert (len(prefill.handshakes), prefill.pushed) == (1, [])
+
+
+def test_a_heartbeat_extends_leases_as_it_did(backend: str, make: MakePrefill) -> None:
+    worker = make(ours=True, backend=backend).worker
+    rig.sending(worker, "r", lease_s=5.0)
+    before = worker._reqs_to_send["r"]
+    take_step(worker, "r")
+    assert worker._reqs_to_send["r"] > before
 
 
 def test_a_handshake_that_fails_before_anybody_waits_for_it(backend: str, make: MakePrefill) -> None:
@@ -193,10 +274,11 @@ def test_a_handshake_that_fails_before_anybody_waits_for_it(backend: str, make: 
         return handshake
 
     prefill.worker._ensure_handshake = refused
+    rig.sending(prefill.worker, "r")
     prefill.match("r")
     del prefill.worker._ensure_handshake
     clock.advance(1.0)
-    prefill.step()
+    prefill.step("r")
     prefill.succeed()
     prefill.step()
     assert prefill.pushed == [("r", BLOCKS)]
@@ -209,23 +291,26 @@ def test_a_handshake_that_shutdown_cancels_is_not_tried_again(backend: str, make
     assert handshake.cancel()
     worker._kvfast_handshake_ended(handshake, ("r", BLOCKS, {}))
     clock.advance(60.0)
-    assert worker._kvfast.retries.take_due() == []
+    assert worker._kvfast.retries._waiting == []
 
 
 def test_the_wait_grows_up_to_half_a_minute_and_begins_anew() -> None:
     clock = FakeClock()
     retries = PushRetries(clock)
-    assert [retries.failed("r", n) for n in range(7)] == [1, 2, 4, 8, 16, 30, 30]
+    pushes: list[Push] = [("r", (n,), {}) for n in range(7)]
+    assert [retries.failed(push) for push in pushes] == [1, 2, 4, 8, 16, 30, 30]
     clock.advance(8.0)
-    assert retries.take_due() == [0, 1, 2, 3]
-    assert retries.take_due() == []
+    assert retries.take_due({"r"}) == pushes[:4]
+    assert retries.take_due({"r"}) == []
     clock.advance(100.0)
-    assert retries.take_due() == [4, 5, 6]
+    assert retries.take_due({"s"}) == []
+    assert retries.take_due({"r"}) == pushes[4:]
+    assert {retries.failed(("r", (), {})) for _ in range(2000)} == {30}
     retries.forget("r")
-    assert retries.failed("r", 7) == 1
+    assert retries.failed(("r", (), {})) == 1
 
 
-def test_a_decode_that_is_silent_for_a_handshake_is_asked_again() -> None:
+def test_a_decode_that_does_not_answer_a_handshake_is_asked_again() -> None:
     """With vLLM's own handshake, executor and socket; the listener takes questions and answers none."""
     worker = push(ScriptedAgent(), ours=True)
     worker._remote_agents.clear()
@@ -243,6 +328,6 @@ def test_a_decode_that_is_silent_for_a_handshake_is_asked_again() -> None:
         questions = 0
         deadline = time.monotonic() + 60
         while questions < 2 and time.monotonic() < deadline:
-            take_step(worker)
+            take_step(worker, "r")
             questions += bool(listener.poll(10) and listener.recv_multipart())
     assert questions == 2
