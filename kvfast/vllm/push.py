@@ -172,7 +172,8 @@ class KvfastNixlPushConnectorWorker(
     def _do_start_push_kv(self, request_id: str, local_block_ids: Any, registration_data: Any) -> None:
         """Start a push, or have it wait while its engine's state is to be removed."""
         state = self._kvfast
-        registration_data = self._kvfast_newest_registration(request_id, registration_data)
+        if state.retries.has_waited(request_id):  # a search: not for each push
+            registration_data = self._kvfast_newest_registration(request_id, registration_data)
         engine_id = registration_data["decode_engine_id"]
         self._evict_stale_engines()  # as vLLM does first: once it is in use, this engine stays
         with state.lock:
@@ -182,6 +183,7 @@ class KvfastNixlPushConnectorWorker(
             self._kvfast_too_late(request_id)
             return
         if not entered:
+            state.retries.waits(request_id)
             state.parked_pushes.append((request_id, local_block_ids, registration_data))
             return
         try:

@@ -68,8 +68,17 @@ class PushRetries:
         with self._lock:
             return [push[0] for push in self._take(lambda _, push: push[0] not in req_ids)]
 
+    def waits(self, req_id: str) -> None:
+        """Note that a request's push waits, for a handshake or for its engine's removal."""
+        with self._lock:
+            self._failures.setdefault(req_id, 0)
+
+    def has_waited(self, req_id: str) -> bool:
+        """Tell whether a request's push has waited, and is not forgotten."""
+        return req_id in self._failures
+
     def forget(self, req_id: str) -> None:
-        """Forget how often a request's push has failed: it was made, or will not be."""
+        """Forget that a request's push has waited, and how often it failed: it was made, or will not be."""
         with self._lock:
             self._failures.pop(req_id, None)
 
@@ -100,6 +109,7 @@ class KvfastRetriesMixin(_Next):  # type: ignore[misc]
             if not handshakes:
                 self._kvfast.retries.forget(request_id)
         for handshake in handshakes:
+            self._kvfast.retries.waits(request_id)
             handshake.add_done_callback(lambda ended: self._kvfast_handshake_ended(ended, push))
 
     def _kvfast_handshake_ended(self: Any, handshake: Future[Any], push: Push) -> None:

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections import defaultdict
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -175,10 +176,40 @@ def meta_of(req_id: str, blocks: tuple[int, ...] = (1, 2), engine: str = ENGINE,
     )
 
 
+class Handshakes:
+    """In place of vLLM's executor: notes with whom hands are to be shaken; they end as a test says."""
+
+    def __init__(self, worker: Any) -> None:
+        self.begun: list[str] = []
+        self.futures: list[Future[Any]] = []
+        worker._nixl_handshake = lambda *_: None
+        worker._handshake_initiation_executor = self
+
+    def submit(self, function: Any, *given: Any) -> Future[Any]:
+        self.begun.append(given[3])
+        self.futures.append(Future())
+        return self.futures[-1]
+
+    def shutdown(self, wait: bool) -> None:
+        return None
+
+
 def heartbeat(*req_ids: str, engine: str = ENGINE) -> Any:
     """Return metadata that has a worker send one heartbeat."""
     info = HeartbeatInfo(req_ids=set(req_ids), host="host", port=1, tp_size=1)
     return type("Metadata", (), {"heartbeat_by_engine": {engine: info}})
+
+
+def registration(engine: str = ENGINE, host: str = "host", port: int = 1) -> dict[str, Any]:
+    """Return what a decode registers with its producer, for its block 7."""
+    return {
+        "request_id": "d-r",
+        "decode_engine_id": engine,
+        "decode_host": host,
+        "decode_port": port,
+        "decode_tp_size": 1,
+        "local_block_ids": [[7]],
+    }
 
 
 def packed(registration: dict[str, Any]) -> bytes:

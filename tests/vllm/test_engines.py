@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -35,22 +34,6 @@ def writes(worker: Any, req_id: str, handle: Any) -> None:
 def connect_again(worker: Any) -> None:
     """As after a handshake with a process that lives: its agent has the same name."""
     worker._remote_agents[rig.ENGINE] = {(0, 0): rig.AGENT}
-
-
-class Handshakes:
-    """In place of vLLM's executor: notes with whom hands are to be shaken."""
-
-    def __init__(self, worker: Any) -> None:
-        self.begun: list[str] = []
-        worker._nixl_handshake = lambda *_: None
-        worker._handshake_initiation_executor = self
-
-    def submit(self, function: Any, *given: Any) -> Future[Any]:
-        self.begun.append(given[3])
-        return Future()
-
-    def shutdown(self, wait: bool) -> None:
-        return None
 
 
 # ---- old news of a new connection
@@ -126,7 +109,7 @@ def test_a_write_that_meets_one_ranks_disconnect_fails_nobody(backend: str) -> N
 def test_a_leak_does_not_keep_its_engine(backend: str) -> None:
     agent = ScriptedAgent()
     worker = pull(agent, ours=True, backend=backend)
-    handshakes = Handshakes(worker)
+    handshakes = rig.Handshakes(worker)
     handle = posted(agent, "DONE")
     agent.refuse_release(handle, error=nixlBackendError("busy"))
     reads(worker, "r", handle)
@@ -154,7 +137,7 @@ def test_a_read_does_not_wait_for_another_engines_removal(backend: str) -> None:
         pytest.skip("this vLLM shakes hands before a read's start")
     agent = ScriptedAgent()
     worker = pull(agent, ours=True, backend=backend)
-    handshakes = Handshakes(worker)
+    handshakes = rig.Handshakes(worker)
     with worker._recving_transfers.of_peer(rig.AGENT):  # whose read, vLLM can't tell: it does not spare it
         worker._recving_transfers["r"].append(posted(agent, "PROC"))
     worker._engine_last_active[rig.ENGINE] -= 2 * worker._engine_ttl
@@ -194,7 +177,7 @@ def test_an_engine_that_a_push_begins_with_stays(backend: str, monkeypatch: pyte
 def test_a_push_does_not_shake_hands_with_a_half_removed_engine(backend: str) -> None:
     agent = ScriptedAgent()
     worker = push(agent, ours=True, backend=backend)
-    handshakes = Handshakes(worker)
+    handshakes = rig.Handshakes(worker)
     in_the_removal(agent, lambda: worker._do_start_push_kv("r", ([1],), GOOD))
     writes(worker, "sent", posted(agent, "DISCONNECT"))
     worker.get_transfer_results()
@@ -207,7 +190,7 @@ def test_a_push_does_not_shake_hands_with_a_half_removed_engine(backend: str) ->
 def test_a_heartbeat_does_not_shake_hands_with_a_half_removed_engine(backend: str) -> None:
     agent = ScriptedAgent()
     worker = push(agent, ours=True, backend=backend)
-    handshakes = Handshakes(worker)
+    handshakes = rig.Handshakes(worker)
     in_the_removal(agent, lambda: worker._send_heartbeats(rig.heartbeat("r")))
     worker._cleanup_remote_engine(rig.ENGINE)  # by the writer thread, say, which finds it stale
     assert handshakes.begun == []
@@ -275,7 +258,7 @@ def test_an_agent_that_can_not_be_removed_ends_no_poll(backend: str) -> None:
 def test_shutdown_tries_what_is_aside(backend: str) -> None:
     agent = ScriptedAgent()
     worker = push(agent, ours=True, backend=backend)
-    Handshakes(worker)
+    rig.Handshakes(worker)
     read, written = posted(agent, "DONE"), posted(agent, "DONE")
     agent.refuse_release(read, written, error=nixlBackendError("busy"))
     reads(worker, "r", read)

@@ -60,14 +60,7 @@ def test_an_id_that_is_used_again_after_its_lease_is_pushed(
         "_xfer_blocks_for_req",
         lambda worker, req_id, meta: pushed.append(meta.local_block_ids),
     )
-    registration = {
-        "request_id": "d-r",
-        "decode_engine_id": rig.ENGINE,
-        "decode_host": "host",
-        "decode_port": 1,
-        "decode_tp_size": 1,
-        "local_block_ids": [[7]],
-    }
+    registration = rig.registration()
     old, new = ([1],), ([2],)
     worker = push(ScriptedAgent(), ours=True, backend=backend)
     worker.start_load_kv(finished("r", old, lease_s=-1.0))

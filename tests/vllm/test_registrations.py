@@ -17,14 +17,7 @@ from kvfast.testing import ScriptedAgent, nixlRemoteDisconnectError
 from tests.vllm import rig
 from tests.vllm.test_better_than_stock import BACKENDS, push
 
-GOOD = {
-    "request_id": "r",
-    "decode_engine_id": rig.ENGINE,
-    "decode_host": "host",
-    "decode_port": 1,
-    "decode_tp_size": 1,
-    "local_block_ids": [[1, 2]],
-}
+GOOD = {**rig.registration(), "request_id": "r", "local_block_ids": [[1, 2]]}
 
 
 @pytest.fixture(params=BACKENDS)

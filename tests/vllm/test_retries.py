@@ -27,18 +27,6 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def registration_at(host: str, port: int) -> dict[str, Any]:
-    """Return what a decode registers whose handshakes are taken there."""
-    return {
-        "request_id": "d-r",
-        "decode_engine_id": AWAY,
-        "decode_host": host,
-        "decode_port": port,
-        "decode_tp_size": 1,
-        "local_block_ids": [[7]],
-    }
-
-
 def take_step(worker: Any, *heard: str) -> Any:
     """Have a heartbeat for some requests come, an engine take a step, and its writer thread its turn."""
     if heard:
@@ -55,9 +43,8 @@ class Prefill:
     def __init__(self, worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.worker = worker
         self.pushed: list[tuple[str, Any]] = []
-        self.handshakes: list[Future[Any]] = []
         worker._remote_agents.clear()
-        worker._handshake_initiation_executor = self
+        self.handshakes = rig.Handshakes(worker).futures
         worker._log_failure = lambda **_: None
         monkeypatch.setattr(
             rig.STOCK["push"],
@@ -65,19 +52,21 @@ class Prefill:
             lambda worker, req_id, meta: self.pushed.append((req_id, meta.local_block_ids)),
         )
 
-    def submit(self, *_: Any) -> Future[Any]:
-        self.handshakes.append(Future())
-        return self.handshakes[-1]
-
-    def shutdown(self, wait: bool) -> None:
-        return None
-
     def match(self, req_id: str, blocks: Any = BLOCKS) -> None:
         """Have a request's blocks and its decode's registration found."""
-        self.worker._do_start_push_kv(req_id, blocks, registration_at("host", 1))
+        self.worker._do_start_push_kv(req_id, blocks, rig.registration(AWAY))
 
     def fail(self) -> None:
         self.handshakes[-1].set_exception(TimeoutError("no answer in 5 s"))
+
+    def refused(self, *req_ids: str) -> FakeClock:
+        """Have these requests be sent, and wait after a handshake that failed; return the worker's clock."""
+        clock = rig.use_clock(self.worker)
+        for req_id in req_ids:
+            rig.sending(self.worker, req_id)
+            self.match(req_id)
+        self.fail()
+        return clock
 
     def succeed(self) -> None:
         self.handshakes[-1].set_result(({(0, 0): "agent-d2"}, 0.0))
@@ -110,10 +99,7 @@ def test_stock_drops_a_push_whose_handshake_fails(make: MakePrefill) -> None:
 
 def test_a_push_is_made_when_a_later_handshake_succeeds(backend: str, make: MakePrefill) -> None:
     prefill = make(ours=True, backend=backend)
-    clock = rig.use_clock(prefill.worker)
-    rig.sending(prefill.worker, "r")
-    prefill.match("r")
-    prefill.fail()
+    clock = prefill.refused("r")
     for wait_s in (1.0, 2.0, 4.0):
         known = len(prefill.handshakes)
         clock.advance(wait_s - 0.5)
@@ -136,11 +122,7 @@ def test_a_push_is_made_when_a_later_handshake_succeeds(backend: str, make: Make
 def test_nothing_is_pushed_to_a_decode_that_asks_no_more(backend: str, make: MakePrefill) -> None:
     """It may have been cut off, have failed the request, and have given its blocks to another one."""
     prefill = make(ours=True, backend=backend)
-    clock = rig.use_clock(prefill.worker)
-    for req_id in ("r", "s"):
-        rig.sending(prefill.worker, req_id)
-        prefill.match(req_id)
-    prefill.fail()
+    clock = prefill.refused("r", "s")
     clock.advance(60.0)
     prefill.step()
     assert len(prefill.handshakes) == 1
@@ -151,13 +133,13 @@ def test_nothing_is_pushed_to_a_decode_that_asks_no_more(backend: str, make: Mak
     assert prefill.pushed == [("s", BLOCKS)]
 
 
+@pytest.mark.parametrize("first_handshake", ["fails", "succeeds"])
 def test_what_is_registered_meanwhile_counts(
-    backend: str, make: MakePrefill, monkeypatch: pytest.MonkeyPatch
+    backend: str, make: MakePrefill, monkeypatch: pytest.MonkeyPatch, first_handshake: str
 ) -> None:
     """The first decode was cut off, and another one goes on with what was prefilled."""
     prefill = make(ours=True, backend=backend)
     worker = prefill.worker
-    clock = rig.use_clock(worker)
     written: list[Any] = []
     monkeypatch.setattr(
         rig.STOCK["push"],
@@ -165,12 +147,16 @@ def test_what_is_registered_meanwhile_counts(
         lambda worker, req_id, meta: written.append((meta.remote.engine_id, meta.remote.block_ids)),
     )
     req_id = "cmpl-x-0-aaaaaaaa"
+    clock = rig.use_clock(worker)
     rig.sending(worker, req_id)
     prefill.match(req_id)
-    prefill.fail()
     worker._remote_agents["engine-d3"] = {(0, 0): "agent-d3"}
     newer = {"request_id": "cmpl-x-0-bbbbbbbb", "decode_engine_id": "engine-d3", "local_block_ids": [[9]]}
-    worker._handle_push_reg_notif(b"PUSH_REG:" + rig.packed(registration_at("host", 2) | newer))
+    worker._handle_push_reg_notif(b"PUSH_REG:" + rig.packed(rig.registration() | newer))
+    if first_handshake == "fails":
+        prefill.fail()
+    else:
+        prefill.succeed()
     clock.advance(1.0)
     prefill.step(req_id)
     assert written == [("engine-d3", [[9]])]
@@ -179,11 +165,7 @@ def test_what_is_registered_meanwhile_counts(
 
 def test_pushes_that_waited_for_one_handshake_are_all_made(backend: str, make: MakePrefill) -> None:
     prefill = make(ours=True, backend=backend)
-    clock = rig.use_clock(prefill.worker)
-    for req_id in ("r", "s"):
-        rig.sending(prefill.worker, req_id)
-        prefill.match(req_id)
-    prefill.fail()
+    clock = prefill.refused("r", "s")
     clock.advance(1.0)
     prefill.step("r", "s")
     assert len(prefill.handshakes) == 2  # one for both, each time
@@ -196,10 +178,7 @@ def test_a_push_that_can_not_be_posted_is_forgotten(
     backend: str, make: MakePrefill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefill = make(ours=True, backend=backend)
-    clock = rig.use_clock(prefill.worker)
-    rig.sending(prefill.worker, "r")
-    prefill.match("r")
-    prefill.fail()
+    clock = prefill.refused("r")
     clock.advance(1.0)
     prefill.step("r")
     prefill.succeed()
@@ -227,10 +206,7 @@ def test_nothing_is_pushed_once_a_request_has_ended(
     backend: str, make: MakePrefill, end: Callable[[Any], None]
 ) -> None:
     prefill = make(ours=True, backend=backend)
-    clock = rig.use_clock(prefill.worker)
-    rig.sending(prefill.worker, "r")
-    prefill.match("r")
-    prefill.fail()
+    clock = prefill.refused("r")
     end(prefill.worker)  # and its blocks may be another's
     prefill.step()
     assert prefill.worker._kvfast.retries._waiting == []
@@ -246,10 +222,7 @@ def test_a_heartbeat_for_a_request_that_has_just_ended_starts_nothing(
     backend: str, make: MakePrefill
 ) -> None:
     prefill = make(ours=True, backend=backend)
-    clock = rig.use_clock(prefill.worker)
-    rig.sending(prefill.worker, "r")
-    prefill.match("r")
-    prefill.fail()
+    clock = prefill.refused("r")
     clock.advance(60.0)
     end_by_notification(prefill.worker)
     prefill.step("r")
@@ -324,7 +297,7 @@ def test_a_decode_that_does_not_answer_a_handshake_is_asked_again() -> None:
     ):
         port = listener.bind_to_random_port("tcp://127.0.0.1")
         rig.sending(worker, "r")
-        worker._do_start_push_kv("r", BLOCKS, registration_at("127.0.0.1", port))
+        worker._do_start_push_kv("r", BLOCKS, rig.registration(AWAY, "127.0.0.1", port))
         questions = 0
         deadline = time.monotonic() + 60
         while questions < 2 and time.monotonic() < deadline:
