@@ -12,14 +12,13 @@ import pytest
 
 from bench.report import Report
 from kvfast.bench.bare_loop import BareLoop
-from kvfast.bench.race import Race, calls
+from kvfast.bench.race import Race
 from kvfast.bench.real import HANDLES, Flight
-from kvfast.bench.subjects import ALL, LIMIT, LIMIT_WATCH, LOOP, PYTHON, WATCH, Sweep, limits
+from kvfast.bench.subjects import ALL, LIMIT, LIMIT_WATCH, LOOP, PYTHON, WATCH, Sweep, limits, racers
 from kvfast.benchgate import GateBook
 
 GROUP = f"in flight, {HANDLES} real handles"
 ROUNDS = 150
-IN_A_BURST = {LOOP: 1, PYTHON: 1, ALL: 2, WATCH: 4}
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +26,7 @@ def race(
     sweeps: dict[str, Sweep], flight: Flight, bare: ctypes.CDLL | None, report: Report
 ) -> Iterator[Race]:
     loop = None if bare is None else BareLoop(bare, flight.link.binding)
-    subjects = {name: calls(sweep, IN_A_BURST[name]) for name, sweep in sweeps.items()}
-    race = Race(subjects | limits(flight, loop))
+    race = Race(racers(sweeps, limits(flight, loop)))
     race.run(ROUNDS)
     yield race
     report.times(GROUP, race.best, HANDLES)
@@ -50,7 +48,7 @@ def test_sweep_against_the_loop(race: Race, book: GateBook, gate: str, subject: 
     book.expect(
         gate,
         partial(race.ratio, LOOP, subject),
-        partial(race.run, ROUNDS),
+        race.longer,
         limit=partial(race.ratio, LOOP, limit) if limit in race.best else None,
         note=lambda: _both(race, LOOP, subject),
     )
@@ -61,14 +59,14 @@ def test_scan_all_against_the_limit(race: Race, book: GateBook) -> None:
     book.expect(
         "bare-loop",
         partial(race.ratio, ALL, LIMIT),
-        partial(race.run, ROUNDS),
+        race.longer,
         limit=lambda: 1.0,
         note=lambda: _both(race, ALL, LIMIT),
     )
 
 
 @pytest.mark.benchmark(group=GROUP, max_time=0.3, min_rounds=20, disable_gc=True)
-@pytest.mark.parametrize("subject", IN_A_BURST)
+@pytest.mark.parametrize("subject", [LOOP, PYTHON, ALL, WATCH])
 def test_sweep_time(benchmark: Any, sweeps: dict[str, Sweep], subject: str) -> None:
     benchmark(sweeps[subject])
 

@@ -81,7 +81,7 @@ def test_a_poll_in_which_nothing_ended(idle: Race, book: GateBook) -> None:
     book.expect(
         "receiver-idle",
         lambda: (idle.best["Receiver.poll"] - ALLOWED * _unit(idle)) / idle.best["bare sweep"],
-        lambda: idle.run(ROUNDS),
+        idle.longer,
         note=lambda: (
             f"{idle.best['Receiver.poll'] * 1e6:.2f} us, sweep {idle.best['bare sweep'] * 1e6:.2f} us"
         ),
@@ -100,7 +100,7 @@ def test_a_poll_that_ends_requests(cython: ModuleType, book: GateBook, report: R
     book.expect(
         "receiver-ends",
         lambda: _for_a_request(race) / _unit(race),
-        lambda: race.run(ROUNDS),
+        race.longer,
         note=lambda: f"{_for_a_request(race) * 1e6:.2f} us; promised 1.5 us",
     )
     for name in ("bare sweep", "Receiver.poll"):
@@ -129,7 +129,7 @@ def test_a_senders_poll_with_no_lease_due(cython: ModuleType, book: GateBook, re
     book.expect(
         "sender-idle",
         lambda: race.ratio(f"{MANY_LEASES:,} leases", f"{FEW_LEASES:,} leases"),
-        lambda: race.run(ROUNDS),
+        race.longer,
         limit=lambda: 1.0,
     )
     for name, seconds in race.best.items():

@@ -10,15 +10,14 @@ import pytest
 
 from bench.report import Report
 from kvfast.bench.bare_loop import BareLoop
-from kvfast.bench.race import Race, shortest
+from kvfast.bench.race import Race
 from kvfast.bench.real import PER_REQUEST, Link, in_flight
-from kvfast.bench.subjects import ALL, LIMIT, LIMIT_WATCH, LOOP, limits, sweepers
+from kvfast.bench.subjects import ALL, LIMIT, LIMIT_WATCH, LOOP, limits, racers, sweepers
 from kvfast.benchgate import GateBook
 
 SIZES = (1, 4, 16, 64, 256, 1_024, 4_096)
 FEW, MANY = 256, 4_096
 SECONDS = {1_024: 2.0, 4_096: 4.0}  # 1 for the others
-IN_A_ROW = 3
 
 Sizes = dict[int, dict[str, float]]
 
@@ -36,9 +35,8 @@ class Scaling:
         """Put so many in flight and race; a size that was measured before keeps its minima."""
         per_request = min(PER_REQUEST, size)
         with in_flight(self._link, size // per_request, per_request) as flight:
-            subjects = sweepers(flight, {"cython": self._cython})
-            bursts = {name: partial(shortest, [sweep] * IN_A_ROW) for name, sweep in subjects.items()}
-            race = Race(bursts | limits(flight, self._bare))
+            sweeps = sweepers(flight, {"cython": self._cython})
+            race = Race(racers(sweeps, limits(flight, self._bare)))
             race.best |= self.best.get(size, {})
             race.run_for(SECONDS.get(size, 1.0))
         self.best[size] = race.best

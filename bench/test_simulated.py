@@ -70,7 +70,7 @@ def test_handle_in_flight(in_flight: Race, book: GateBook) -> None:
     book.expect(
         "simulated-in-flight",
         lambda: in_flight.ratio(_name(FEW), LIMIT),
-        lambda: in_flight.run(10 * ROUNDS),
+        in_flight.longer,
         limit=lambda: 1.0,
         note=lambda: _against_promise(in_flight, "in flight"),
     )
@@ -80,7 +80,7 @@ def test_finished_handle(finished: Race, book: GateBook) -> None:
     book.expect(
         "simulated-finished",
         lambda: finished.ratio(_name(FEW), BOOKKEEPING),
-        lambda: finished.run(ROUNDS),
+        finished.longer,
         note=lambda: _against_promise(finished, "finished"),
     )
 
@@ -89,7 +89,7 @@ def test_cost_in_flight_does_not_grow(in_flight: Race, book: GateBook) -> None:
     book.expect(
         "scaling-in-flight",
         lambda: _growth(in_flight),
-        lambda: in_flight.run(10 * ROUNDS),
+        in_flight.longer,
         limit=lambda: 1.0,
         note=lambda: f"{_ns(in_flight, MANY):.1f} ns / {_ns(in_flight, FEW):.1f} ns",
     )
@@ -99,7 +99,7 @@ def test_cost_of_finished_does_not_grow(finished: Race, book: GateBook) -> None:
     book.expect(
         "scaling-finished",
         lambda: _growth(finished),
-        lambda: finished.run(3 * ROUNDS),
+        finished.longer,
         limit=lambda: 1.0,
         note=lambda: f"{_ns(finished, MANY):.1f} ns / {_ns(finished, FEW):.1f} ns",
     )

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bench.report import Report
-from kvfast.bench.race import Race, calls
+from kvfast.bench.race import Race
 from kvfast.bench.real import HANDLES, Flight
-from kvfast.bench.subjects import ALL, LOOP, WATCH, Sweep
+from kvfast.bench.subjects import ALL, LOOP, WATCH, Sweep, racers
 from kvfast.benchgate import GateBook
 
 pytest.importorskip("vllm")
@@ -32,7 +32,7 @@ def worker_sweep(flight: Flight) -> Sweep:
 @pytest.fixture(scope="module")
 def race(flight: Flight, sweeps: dict[str, Sweep], report: Report) -> Iterator[Race]:
     subjects = {name: sweeps[name] for name in (LOOP, ALL, WATCH)} | {WORKER: worker_sweep(flight)}
-    race = Race({name: calls(sweep, 2) for name, sweep in subjects.items()})
+    race = Race(racers(subjects, {}))
     race.run(ROUNDS)
     yield race
     report.times(f"in flight, {HANDLES} real handles, beside vLLM", race.best, HANDLES)
@@ -50,6 +50,6 @@ def test_against_vllms_own_loop(race: Race, book: GateBook, gate: str, above: st
     book.expect(
         gate,
         partial(race.ratio, above, below),
-        partial(race.run, ROUNDS),
+        race.longer,
         note=lambda: f"{race.best[above] * 1e6:.1f} us / {race.best[below] * 1e6:.1f} us",
     )

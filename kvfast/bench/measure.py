@@ -21,15 +21,14 @@ from .bare_loop import BareLoop
 from .drains import Drains
 from .errors import BenchError
 from .machine import machine
-from .race import Burst, Race, shortest
+from .race import Burst, Race
 from .result import DRAIN, IN_FLIGHT, REAL, SIMULATED, BenchResult, Row
-from .subjects import ALL, LIMIT, LOOP, PYTHON, WATCH, limits, sweepers
+from .subjects import ALL, LIMIT, LOOP, PYTHON, WATCH, limits, racers, sweepers
 
 REAL_HANDLES: Final = (1, 4, 16, 64, 256, 1_024, 4_096)
 SIMULATED_HANDLES: Final = (1, 10, 100, 1_000, 10_000, 100_000)
 SIMULATED_DRAIN: Final = 1_000
 _SETS: Final = 2
-_IN_A_ROW: Final = 3  # after the others' turns the first sweep of a watch scan may be its full one
 _SHORTEST_BURST: Final = 2_000  # handles that are asked in a burst, at least, where no clock ticks finer
 
 
@@ -154,11 +153,7 @@ class Bench:
     def _real_in_flight(self, link: real.Link, handles: int) -> None:
         per_request = min(real.PER_REQUEST, handles)
         with real.in_flight(link, handles // per_request, per_request) as flight:
-            subjects: dict[str, Burst] = {
-                name: partial(shortest, [sweep] * _IN_A_ROW)
-                for name, sweep in sweepers(flight, self._backends).items()
-            }
-            subjects |= limits(flight, self._bare(link))
+            subjects = racers(sweepers(flight, self._backends), limits(flight, self._bare(link)))
             self._race(Row(IN_FLIGHT, REAL, handles), subjects)
 
     def _real_drain(self, link: real.Link) -> None:

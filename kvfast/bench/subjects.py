@@ -8,7 +8,7 @@ from typing import Final
 
 from .bare_loop import BareLoop
 from .errors import BenchError
-from .race import Burst
+from .race import Burst, calls, in_a_row
 from .real import Flight
 from .vllm_loop import SmallStats, VllmLoop
 
@@ -43,6 +43,11 @@ def limits(flight: Flight, bare: BareLoop | None) -> dict[str, Burst]:
         LIMIT: bare.check(handle._handle for handle in flight.handles),
         LIMIT_WATCH: bare.check(newest),
     }
+
+
+def racers(sweeps: Mapping[str, Sweep], limits: Mapping[str, Burst]) -> dict[str, Burst]:
+    """Return a burst for each of both, all with the same number of passes."""
+    return in_a_row({name: calls(sweep, 1) for name, sweep in sweeps.items()} | dict(limits))
 
 
 def _refuse(req_id: str, what: object) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from kvfast.bench import contention
 from kvfast.bench.contention import BusyThread, Contest, Rates, beside_a_busy_thread
-from kvfast.bench.race import Race, calls, shortest
+from kvfast.bench.race import Race, calls, in_a_row, shortest
 
 
 def nothing() -> None: ...
@@ -71,6 +71,18 @@ def test_a_race_by_time(ticks: tuple[float, ...], rounds: int) -> None:
     race = Race(bursts_of(a=[1.0] * 9))
     race.run_for(5.0, iter(ticks).__next__)
     assert race.rounds == rounds
+
+
+def test_a_longer_race_goes_on_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(Race, "run_for", lambda self, seconds: asked.append(seconds))
+    Race({}).longer()
+    assert asked == [3.0]
+
+
+def test_in_a_row_every_pass_counts_by_itself() -> None:
+    bursts = in_a_row(bursts_of(a=[3.0, 1.0, 2.0, 0.5], b=[4.0, 5.0, 6.0, 7.0]))
+    assert {name: burst() for name, burst in bursts.items()} == {"a": 1.0, "b": 4.0}
 
 
 def test_calls_and_shortest_by_a_clock() -> None:

@@ -149,6 +149,19 @@ def test_subjects_are_those_whose_backend_is_there_and_the_loop(backend: ModuleT
         subjects.sweepers(flight, {})[subjects.LOOP]()
 
 
+def test_racers_all_get_the_same_number_of_passes() -> None:
+    passes: list[str] = []
+
+    def limit() -> float:
+        passes.append("limit")
+        return 1.0
+
+    racers = subjects.racers({"sweep": partial(passes.append, "sweep")}, {"limit": limit})
+    for burst in racers.values():
+        assert burst() > 0
+    assert passes == ["sweep"] * 3 + ["limit"] * 3
+
+
 def test_a_drain_of_something_else_stops_the_measurement() -> None:
     link = Link(None, StandIn(4), None)  # type: ignore[arg-type]
     with pytest.raises(BenchError, match="a sweep left something over"):
