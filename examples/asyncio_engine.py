@@ -46,7 +46,8 @@ class AsyncReceiver:
             how = await asyncio.shield(end)
         except asyncio.CancelledError:
             # The user has gone; the READ has not. The blocks are held until it ends.
-            self.receiver.abort(req_id)
+            if not end.done():
+                self.receiver.abort(req_id)
             await end
             raise
         if how != "finished":

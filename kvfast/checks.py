@@ -13,7 +13,7 @@ _NO_LIST: Final = (str, bytes, bytearray)
 
 
 def req_id(value: object) -> str:
-    """Return a request id.
+    """Return a request id, as a plain str: a subclass may hash and compare in its own way.
 
     Raises
     ------
@@ -22,7 +22,7 @@ def req_id(value: object) -> str:
     """
     if not isinstance(value, str):
         raise TypeError(f"a request id must be a str, not {value!r}")
-    return value
+    return value if type(value) is str else str.__str__(value)
 
 
 def name(what: str, value: object) -> str:

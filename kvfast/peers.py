@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from kvfast_ext import states
+from kvfast_ext.loglater import LogLater
 
 from . import checks
 from .ratelimit import RateLimit
@@ -73,6 +74,7 @@ class PeerGuard:
         self._users: list[PeerUser] = []
         self.stats = stats if stats is not None else Stats(clock=clock)
         self._limit = RateLimit(clock=clock)
+        self._lines = LogLater()
         self._removing: dict[str, None] = {}
         self._dead: set[str] = set()
         self._settling = threading.RLock()
@@ -103,18 +105,18 @@ class PeerGuard:
 
     def settle(self) -> list[str]:
         """Remove the peers that wait for it and have nothing outstanding; return their names."""
+        self.tell()
         if not self._removing:
             return []
         with self._settling:
             free = [peer for peer in list(self._removing) if not self.outstanding_of(peer)]
-            for peer in free:
-                if peer in self._removing:  # a finaliser may have come in between
-                    self._remove(peer)
-        return free
+            # A finaliser may come in between, and a removal may be refused.
+            return [peer for peer in free if peer in self._removing and self._remove(peer)]
 
     def cancel(self, peer: str) -> bool:
-        """Keep a peer whose removal waits; tell whether one did."""
-        return self._removing.pop(checks.name("peer", peer), True) is None
+        """Keep a peer whose removal waits; tell whether one did. One that is going on is too late for it."""
+        with self._settling:
+            return self._removing.pop(checks.name("peer", peer), True) is None
 
     def outstanding_of(self, peer: str) -> int:
         """Return how many handles and expected writes of a peer are outstanding."""
@@ -132,13 +134,26 @@ class PeerGuard:
     # ---- death
 
     def mark_dead(self, peer: str) -> None:
-        """Note that a peer is dead. That alone removes nothing."""
-        if checks.name("peer", peer) not in self._dead:
+        """Note that a peer is dead, and log it. That alone removes nothing."""
+        self.note_dead(checks.name("peer", peer))
+        self.tell()
+
+    def note_dead(self, *peers: str) -> None:
+        """Note that peers are dead; `tell` logs it, or the next `settle`. Raises for no log's sake."""
+        for peer in peers:
+            if peer in self._dead:
+                continue
             self._dead.add(peer)
             self.stats.count("dead_peers")
             dropped = self._limit.allow(peer)
             if dropped is not None:
-                logger.warning("peer %r is dead (%d more deaths before)", peer, dropped)
+                text = "peer %r is dead (%d more deaths before)"
+                self._lines.add(logger, logging.WARNING, text, peer, dropped)
+
+    def tell(self) -> None:
+        """Log the deaths that were noted."""
+        if self._lines.waiting:
+            self._lines.write()
 
     def mark_alive(self, peer: str) -> None:
         """Note that a peer was added again under its old name."""
@@ -153,14 +168,16 @@ class PeerGuard:
         """The peers known to be dead, and neither removed nor alive again since."""
         return frozenset(self._dead)
 
-    def _remove(self, peer: str) -> None:
+    def _remove(self, peer: str) -> bool:
         try:
             self._agent.remove_remote_agent(peer)
         except Exception as error:
             self.stats.count("refused_removals")
             logger.warning("removal of peer %r refused, given up: %r", peer, error)
+            return False
         else:
             logger.info("peer %r removed", peer)
+            return True
         finally:
             # Only now: posts must be declined until the agent has forgotten the peer.
             self._removing.pop(peer, None)

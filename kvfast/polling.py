@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final, Protocol
 
 from kvfast_ext import backend_name, select_backend, states
-from kvfast_ext.contract import HandleFailure, Ops, Quarantine, SweepResult, check_backend
+from kvfast_ext.contract import HandleFailure, Ops, Quarantine, SweepResult, check_backend, merged
 from kvfast_ext.errors import ClosedError, WrongThreadError
 from kvfast_ext.loglater import LogLater
 from kvfast_ext.table import NO_TRANSFERS
@@ -72,7 +73,10 @@ class Poller:
         self._owner: Final = threading.get_ident()
         self._now = clock()
         self._retained = 0
+        self._posting_to: Final[Counter[str | None]] = Counter()
+        self._untaken: SweepResult | None = None  # what was swept, until the requests have it
         self._interrupted = False
+        self._may_own_more = False  # a request that a sweep calls done: something was posted since
         self._closing = False
         self.guard.watch(self)
         self.stats.set_info(backend=backend_name(module), ops=self._ops.kind, scan=scan)
@@ -104,27 +108,53 @@ class Poller:
             self._refuse_closed()
 
     def _sweep(self) -> SweepResult:
+        """Sweep once; return what was found, and what no earlier poll came to take in.
+
+        Whatever raises from here until `_taken` (a clock, a log, Ctrl-C), the next sweep brings it again.
+        """
+        earlier = self._untaken
         started = self._clock()
+        self._may_own_more = self._interrupted or earlier is not None
         try:
             swept: SweepResult = self._pop(self._table)
         except BaseException:
             self._interrupted = True
             raise
+        self._untaken = swept if earlier is None else merged(earlier, swept)
         self._now = self._clock()
         self.stats.observe_sweep(self._now - started)
         # Most sweeps find nothing, and then there is nothing to count. What was retained may be gone.
         if swept.transfers is not NO_TRANSFERS or swept.failures or swept.retained or self._retained:
             self.stats.observe_result(swept)
             self._retained = swept.retained
-        return swept
+        return self._untaken
+
+    def _taken(self) -> None:
+        self._untaken = None
+        self._interrupted = False
+
+    # While it runs a post is outstanding: who is called from there may poll, or remove a peer.
+
+    def _post_begins(self, request: Any, peer: str | None) -> None:
+        request.posting += 1
+        self._posting_to[peer] += 1
+
+    def _post_ended(self, request: Any, peer: str | None) -> None:
+        request.posting -= 1
+        self._posting_to[peer] -= 1
+        if not self._posting_to[peer]:
+            del self._posting_to[peer]
 
     def _keep_posted(self, request: Any, posted: Posted, peer: str | None) -> None:
         """Put what a post has left into the table, and have its request begin or fail with it."""
         if posted.keep:
             refused = keep_handles(self._table, request.req_id, posted.keep, peer)
             request.in_table = refused is None or request.req_id in self._table
-            self._begin(request)
+            self._may_own_more = True
             posted.failure = posted.failure or refused
+        self._post_ended(request, peer)  # not before: interrupted, it must not end
+        if posted.keep:
+            self._begin(request)
         if posted.failure is not None:
             self.stats.count("failed_transfers", posted.failed_handles)
             self._fail(request, posted.failure)
@@ -213,6 +243,11 @@ class Poller:
                 handles,
                 left[0],
             )
+
+
+def dead_peers(failures: Sequence[HandleFailure]) -> list[str]:
+    """Return the peers whose death these failures tell of."""
+    return sorted({f.peer for f in failures if f.peer is not None and f.status == DISCONNECT})
 
 
 def _checked_backend(module: object) -> ModuleType:

@@ -5,7 +5,8 @@ sweep can tell when that is over; before, it is an object that nobody else knows
 
 * ``prepare`` raises: there is no handle. The ones prepared before it were not posted: released.
 * ``transfer`` raises on a handle: it was not posted, so it is released at once. Where the release is
-  refused it is kept like one in flight, and its check tells what becomes of it.
+  refused it is kept like one in flight, and its check tells what becomes of it. It is kept too where
+  its check says that it is in flight: a caller's own function may do more than post.
 * ``transfer`` raises ``nixlRepostActiveError``: it is in flight, by an earlier post. It is kept.
 * ``transfer`` returns ``"ERR"``: it may have been posted in part. It is kept, and its check tells.
 * ``transfer`` raises what is no error (Ctrl-C): whether it was posted can't be known. It is kept.
@@ -130,7 +131,7 @@ class Starter:
         except BaseException as error:
             posted.failure = f"posting handle {_safe_repr(handle)} raised {_safe_repr(error)}"
             posted.error = error
-            if not _may_be_posted(error):
+            if not (_may_be_posted(error) or self._in_flight(handle)):
                 posted.keep.pop()
                 posted.failed_handles += self._give_up(handle, posted)
         else:
@@ -147,6 +148,11 @@ class Starter:
             self._lines.add(logger, logging.WARNING, text, _safe_repr(handle), _safe_repr(error))
             posted.keep.append(handle)
         return error is None
+
+    def _in_flight(self, handle: Handle) -> bool:
+        if getattr(handle, "_released", False) is True:
+            return False  # NIXL knows it no more, and must not be asked
+        return self._ops.status(handle)[0] == states.IN_PROG
 
 
 def keep_handles(table: Any, req_id: str, handles: Sequence[Handle], peer: str | None) -> str | None:

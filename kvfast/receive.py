@@ -17,7 +17,7 @@ polls once a step. What a poll reports is safe to act on: the law and the states
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
@@ -27,7 +27,7 @@ from kvfast_ext.errors import DuplicateRequestError, UnknownRequestError
 
 from . import checks
 from .peers import PeerGuard
-from .polling import DISCONNECT, Poller
+from .polling import Poller, dead_peers
 from .posting import Posted, Prepare, Transfer
 from .receiving.ended import EndedRequests
 from .receiving.outbox import Outbox
@@ -91,7 +91,6 @@ class Receiver(Poller):
         self._order = 0
         self._settled: list[ReceiveRequest] = []  # may have drained: looked at by the next poll
         self._reports: deque[tuple[str, object]] = deque()  # failures told by other threads
-        self._posting_to: Counter[str | None] = Counter()
         self._ended = EndedRequests()
         self._stalls = StallWatch(stall_after_s)
         self._closed: Closed[ReceiveResults] | None = None
@@ -141,8 +140,11 @@ class Receiver(Poller):
             If an argument is no such thing; the message names it.
         """
         self._check_open()
-        if checks.req_id(req_id) in self._requests:
+        req_id = checks.req_id(req_id)
+        if req_id in self._requests:
             raise DuplicateRequestError(f"request {req_id!r} is tracked already")
+        if self._ended.maybe_any and req_id in self._ended:
+            raise DuplicateRequestError(f"the end of the earlier request {req_id!r} is not reported yet")
         blocks, peers = checks.block_ids(block_ids), checks.peers(peer)
         deadline = checks.moment("read_before", read_before)
         self._order += 1
@@ -224,9 +226,13 @@ class Receiver(Poller):
     def expect_writes(self, req_id: str) -> None:
         """Note that peers have been told where to write: from now on their writes are outstanding."""
         request = self._request(req_id)
-        request.expected_writes().told = True
+        writes = request.expected_writes()
+        writes.told = True
         self._begin(request)
         self._settled.append(request)
+        if writes.dead:
+            self._fail(request, f"peer {', '.join(writes.dead)} was dead before it could write")
+        self._lines.write()
 
     def notified(self, req_id: str, producers: int, *, failed: bool = False, peer: str | None = None) -> None:
         """Note that one of so many producers has ended its writes.
@@ -249,7 +255,8 @@ class Receiver(Poller):
         self._check_open()
         producers = checks.count("producers", producers)
         peer = None if peer is None else checks.name("peer", peer)
-        request = self._requests.get(checks.req_id(req_id))
+        req_id = checks.req_id(req_id)
+        request = self._requests.get(req_id)
         if request is None or not request.expected_writes().notified(producers, peer):
             self._surplus_notif(req_id, peer)
         if request is not None:
@@ -288,7 +295,7 @@ class Receiver(Poller):
         ClosedError
             If the Receiver is closed.
         """
-        checks.req_id(req_id)
+        req_id = checks.req_id(req_id)
         self._refuse_closed()
         self._reports.append((req_id, reason))
 
@@ -308,6 +315,7 @@ class Receiver(Poller):
         self._check_open()
         self._lose(checks.name("name", name))
         self._lines.write()
+        self.guard.tell()
 
     def outstanding_of(self, peer: str) -> int:
         """Return how many handles of a peer, posts to it and requests that it may write, are outstanding."""
@@ -332,7 +340,7 @@ class Receiver(Poller):
         """
         self._check_open()
         self._advance()
-        return self._ended.take(self.stats) if self._ended.maybe_any else nothing_received()
+        return self._ended.take(self.stats, self._lines) if self._ended.maybe_any else nothing_received()
 
     def __len__(self) -> int:
         """Return how many requests are tracked."""
@@ -358,6 +366,7 @@ class Receiver(Poller):
         if self._closed is None:
             self._closing = True
             self._closed = self._close(timeout_s)
+            self._lines.write()
         return self._closed
 
     # ---- inside
@@ -384,15 +393,11 @@ class Receiver(Poller):
     def _post(
         self, request: ReceiveRequest, prepares: Sequence[Prepare], transfer: Transfer, peer: str | None
     ) -> Posted:
-        # While it runs the request is outstanding: who is called from here may poll, or remove a peer.
         posted = Posted()
-        request.posting += 1
-        self._posting_to[peer] += 1
+        self._post_begins(request, peer)
         try:
             self._starter.start(posted, prepares, transfer, lambda: request.may_post)
         finally:
-            self._posting_to[peer] -= 1
-            request.posting -= 1
             self._posted(request, posted, peer)
         return posted
 
@@ -435,7 +440,8 @@ class Receiver(Poller):
         if swept.done:
             self._take_done(swept.done)
         if swept.failures:
-            self._take_deaths(swept.failures)  # last: this writes to the log
+            self._lose(*dead_peers(swept.failures))
+        self._taken()
         if self._reports:
             self._take_reports()
         if self._settled:
@@ -450,19 +456,16 @@ class Receiver(Poller):
 
     def _take_failures(self, failures: Sequence[HandleFailure]) -> None:
         for failure in failures:
-            self._requests[failure.req_id].step(Event.FAIL)
+            request = self._requests.get(failure.req_id)
+            if request is not None:
+                request.step(Event.FAIL)
             self._log_handle_failure(failure)
 
-    def _take_deaths(self, failures: Sequence[HandleFailure]) -> None:
-        self._lose(*sorted({f.peer for f in failures if f.peer is not None and f.status == DISCONNECT}))
-
     def _take_done(self, done: Iterable[str]) -> None:
-        requests, settle = self._requests, self._settled.append
-        # What an interrupted sweep had found is in the next one's result; a post may lie between.
-        interrupted, self._interrupted = self._interrupted, False
+        requests, settle, look = self._requests, self._settled.append, self._may_own_more
         for req_id in done:
             request = requests[req_id]
-            request.in_table = interrupted and req_id in self._table
+            request.in_table = look and req_id in self._table
             if request.read_before is not None and self._now > request.read_before:
                 self._read_too_late(request)
             settle(request)
@@ -479,32 +482,33 @@ class Receiver(Poller):
             for peer in peers:
                 if peer in request.peers:
                     self._lose_one(request, peer)
-        for peer in peers:  # last: this writes to the log
-            self.guard.mark_dead(peer)
+        self.guard.note_dead(*peers)
 
     def _lose_one(self, request: ReceiveRequest, peer: str) -> None:
         waits = request.state is State.TRACKED
-        cut = request.writes is not None and request.writes.lost(peer)
+        cut = request.expected_writes().lost(peer)
         if cut or waits:
             self._fail(request, f"peer {peer} is dead")
 
     def _end_drained(self) -> None:
-        settled, self._settled = self._settled, []
+        # Interrupted, the next poll looks at them again: no end may be lost, so each is noted first.
         requests, ended = self._requests, self._ended.by_end
         self._ended.maybe_any = True
         notifying: list[ReceiveRequest] = []
-        for request in settled:
+        for request in self._settled:
             ending = ENDINGS.get(request.state)  # None: it waits, or has ended already
             # This is what drained means: no own handle, and no peer that may write.
             if ending is None or request.in_table or request.posting:
                 continue
             if request.writes is not None and request.writes.outstanding:
                 continue
-            request.state, notifies = ending
+            state, notifies = ending
+            ended[state].append(request)
+            request.state = state
             del requests[request.req_id]
-            ended[request.state].append(request)
             if notifies and request.notifs is not None:
                 notifying.append(request)
+        self._settled.clear()
         if notifying:
             self._outbox.put(notifying)
 
@@ -522,8 +526,9 @@ class Receiver(Poller):
                 self._settled.append(request)
         errors = self._sweep_until(timeout_s, self._advance, lambda: not self._requests)
         left, handles = tuple(self._requests), self._table.handle_count
-        self._leave(left, handles)
-        return Closed(self._ended.take(self.stats), left, handles, tuple(errors))
+        writing = sum(r.writes is not None and r.writes.outstanding for r in self._requests.values())
+        self._leave(left, handles, sum(self._posting_to.values()) + writing)
+        return Closed(self._ended.take(self.stats, self._lines), left, handles, tuple(errors))
 
     def _gauges(self) -> dict[str, float]:
         return self._common_gauges(list(self._requests.values()))

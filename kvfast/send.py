@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from types import ModuleType
@@ -29,7 +28,7 @@ from kvfast_ext.errors import DuplicateRequestError, UnknownRequestError
 
 from . import checks
 from .peers import PeerGuard
-from .polling import DISCONNECT, Poller
+from .polling import Poller, dead_peers
 from .posting import Posted, Prepare, Transfer
 from .request_states import ENDS, Event, State
 from .results import NOTHING_SENT, Closed, SendResults
@@ -99,7 +98,6 @@ class Sender(Poller):
         self._order = 0
         self._leases = Leases(self._requests)
         self._recent = RecentIds(_RECENT)
-        self._posting_to: Counter[str | None] = Counter()
         self._settled: list[SendRequest] = []  # may have drained: looked at by the next poll
         self._ended: list[tuple[str, State, bool]] = []  # id, end, had it failed? Not reported yet
         self._closed: Closed[SendResults] | None = None
@@ -140,13 +138,16 @@ class Sender(Poller):
             If an argument is no such thing; the message names it.
         """
         self._check_open()
+        req_id = checks.req_id(req_id)
         blocks = checks.block_ids(block_ids)
         lease_s = check_seconds("lease_s", lease_s, positive=True)
         peer = None if peer is None else checks.name("peer", peer)
         now = self._clock()
         with self._lock:
-            if checks.req_id(req_id) in self._requests:
+            if req_id in self._requests:
                 raise DuplicateRequestError(f"request {req_id!r} is tracked already")
+            if any(req_id == ended for ended, _, _ in self._ended):
+                raise DuplicateRequestError(f"the end of the earlier request {req_id!r} is not reported yet")
             self._order += 1
             request = SendRequest(req_id, blocks, peer, now + lease_s, self._order, now)
             self._requests[req_id] = request
@@ -194,8 +195,7 @@ class Sender(Poller):
             request = self._postable(checks.req_id(req_id), peer)
             if request is not None:
                 peer = request.peer if peer is None else peer
-                request.posting += 1
-                self._posting_to[peer] += 1
+                self._post_begins(request, peer)
         self._lines.write()
         return request is not None and self._post(request, prepares, transfer, peer)
 
@@ -204,7 +204,7 @@ class Sender(Poller):
 
         One that is not tracked is counted and logged.
         """
-        checks.req_id(req_id)
+        req_id = checks.req_id(req_id)
         with self._lock:
             self._refuse_closed()
             request = self._requests.get(req_id)
@@ -228,9 +228,10 @@ class Sender(Poller):
             How many there are in all.
         """
         self._check_open()
+        req_id = checks.req_id(req_id)
         consumers = checks.count("expected_consumers", expected_consumers)
         with self._lock:
-            request = self._requests.get(checks.req_id(req_id))
+            request = self._requests.get(req_id)
             if request is None or not request.notified(consumers):
                 self._surplus_notif(req_id)
             elif request.all_consumed:
@@ -300,6 +301,7 @@ class Sender(Poller):
         if self._closed is None:
             self._closing = True
             self._closed = self._close(timeout_s)
+            self._lines.write()
         return self._closed
 
     # ---- inside: without the lock
@@ -312,7 +314,6 @@ class Sender(Poller):
             self._starter.start(posted, prepares, transfer, lambda: request.may_post)
         finally:
             with self._lock:
-                self._posting_to[peer] -= 1
                 self._posted(request, posted, peer)
         self._lines.write()
         posted.raise_interrupt()
@@ -325,14 +326,15 @@ class Sender(Poller):
                 self._handle_failed(failure.req_id)
             if swept.done:
                 self._take_done(swept.done)
+            if swept.failures:
+                self.guard.note_dead(*dead_peers(swept.failures))
+            self._taken()
             if self._settled:
                 self._end_drained()
             if self._now >= self._leases.next_at:
                 self._end_overdue()
         for failure in swept.failures:
             self._log_handle_failure(failure)
-            if failure.status == DISCONNECT and failure.peer is not None:
-                self.guard.mark_dead(failure.peer)
         self.guard.settle()
         if self._lines.waiting:
             self._lines.write()
@@ -340,13 +342,14 @@ class Sender(Poller):
     def _report(self) -> SendResults:
         if not self._ended:
             return NOTHING_SENT
-        ended, self._ended = self._ended, []
+        ended = self._ended
         finished = frozenset(req_id for req_id, state, _ in ended if state is State.ENDED_FINISHED)
         expired = frozenset(req_id for req_id, state, _ in ended if state is State.ENDED_EXPIRED)
         self.stats.count("finished_requests", len(finished))
         self.stats.count("expired_leases", len(expired))
         self.stats.count("failed_requests", sum(failed for _, _, failed in ended))
-        logger.debug("finished: %s, expired: %s", finished, expired)
+        self._lines.add(logger, logging.DEBUG, "finished: %s, expired: %s", finished, expired)
+        self._ended = []  # last: what raised before is reported by the next call
         return SendResults(finished, expired)
 
     def _close(self, timeout_s: float) -> Closed[SendResults]:
@@ -381,7 +384,6 @@ class Sender(Poller):
         return request if request.may_post else None
 
     def _posted(self, request: SendRequest, posted: Posted, peer: str | None) -> None:
-        request.posting -= 1
         self._keep_posted(request, posted, peer)
         self._settle(request)
 
@@ -416,12 +418,12 @@ class Sender(Poller):
                 self._settle(request)
 
     def _end_drained(self) -> None:
-        settled, self._settled = self._settled, []
-        settled.sort(key=_BY_ORDER)
+        settled = sorted(self._settled, key=_BY_ORDER)
         for request in settled:
             if request.drained and request.state not in ENDS:
                 overdue = request.deadline <= self._now
                 self._step(request, Event.DRAINED_OVERDUE if overdue else Event.DRAINED_LEASED)
+        del self._settled[: len(settled)]  # last: interrupted, the next poll looks at them again
 
     def _end_overdue(self) -> None:
         for request in self._leases.due(self._now):

@@ -10,6 +10,8 @@ import logging
 from itertools import zip_longest
 from typing import Final
 
+from kvfast_ext.loglater import LogLater
+
 from ..request_states import State
 from ..results import ReceiveResults
 from ..stats import Stats
@@ -31,20 +33,23 @@ class EndedRequests:
         self.maybe_any = False  # set by whoever adds: an idle poll looks at nothing else
         self.lists: Final = (*self.by_end.values(), self.stalled)
 
-    def take(self, stats: Stats) -> ReceiveResults:
+    def __contains__(self, req_id: str) -> bool:
+        return any(request.req_id == req_id for ended in self.by_end.values() for request in ended)
+
+    def take(self, stats: Stats, lines: LogLater) -> ReceiveResults:
         """Report and count what was taken in since the last call."""
-        self.maybe_any = False
         finished, failed, aborted, stalled = map(_ids, self.lists)
         results = ReceiveResults(
             finished, failed, aborted, stalled, _invalid_blocks(self.by_end[State.ENDED_FAILED])
         )
-        for requests in self.lists:
-            requests.clear()
         for name in ("finished", "failed", "aborted", "stalled"):
             req_ids = getattr(results, name)
             if req_ids:
                 stats.count(f"{name}_requests", len(req_ids))
-                logger.debug("requests %s: %s", name, req_ids)
+                lines.add(logger, logging.DEBUG, "requests %s: %s", name, req_ids)
+        self.maybe_any = False
+        for requests in self.lists:  # last: what raised before is reported by the next call
+            requests.clear()
         return results
 
 

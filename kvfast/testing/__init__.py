@@ -7,6 +7,7 @@ from .errors import (
     nixlBackendError,
     nixlInvalidParamError,
     nixlNotFoundError,
+    nixlNotPostedError,
     nixlRemoteDisconnectError,
     nixlRepostActiveError,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "nixlBackendError",
     "nixlInvalidParamError",
     "nixlNotFoundError",
+    "nixlNotPostedError",
     "nixlRemoteDisconnectError",
     "nixlRepostActiveError",
 ]

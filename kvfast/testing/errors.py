@@ -25,6 +25,10 @@ class nixlInvalidParamError(Exception):  # noqa: N801
     """INVALID_PARAM: no such handle."""
 
 
+class nixlNotPostedError(Exception):  # noqa: N801
+    """NOT_POSTED: the handle was prepared, and no transfer has been started."""
+
+
 class nixlRepostActiveError(Exception):  # noqa: N801
     """REPOST_ACTIVE: the handle is in flight already."""
 

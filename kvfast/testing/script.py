@@ -33,6 +33,11 @@ class Script:
     telemetry: Any = field(default_factory=telemetry_like)  # an exception is raised
 
     @property
+    def is_refused(self) -> bool:
+        """Tell whether it is never posted, and nothing is written of its state."""
+        return self.transfer_error is not None and not self.states
+
+    @property
     def state(self) -> State:
         """What the next check says."""
         return self.states[0] if self.states else IN_FLIGHT

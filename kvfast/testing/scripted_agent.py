@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
-from .errors import nixlInvalidParamError, nixlRepostActiveError
+from .errors import nixlInvalidParamError, nixlNotPostedError, nixlRepostActiveError
 from .script import IN_FLIGHT, Life, Script, State, answer, checked_states, is_exception, telemetry_like
 
 Handle = Any  # an int or a ScriptedHandle
@@ -244,6 +244,8 @@ class ScriptedAgent:
             key = _id_of(handle)
             life = self._use(key, "asked for its state")
             self.checks += 1
+            if self._script(key).is_refused and not life.posted:
+                raise nixlNotPostedError(f"handle {key}")
             life.seen = self._script(key).next_state()
             if life.seen == "DONE" and life.notif and life.peer is not None:
                 message, life.notif = life.notif, b""

@@ -234,3 +234,12 @@ def test_what_a_close_leaves_is_not_released_when_it_is_collected(backend: Modul
     with pytest.warns(ResourceWarning, match="1 handles not released"):
         gc.collect()
     assert agent.violations == []
+
+
+def test_a_peer_is_not_removed_under_writes_that_a_close_has_left(rig: ReceiveRig) -> None:
+    rig.track("R", peer="P0")
+    rig.receiver.expect_writes("R")
+    guard = rig.receiver.guard
+    assert rig.receiver.close(0.0).left == ("R",)
+    assert guard.remove("P0") is False
+    assert rig.agent.removed == []

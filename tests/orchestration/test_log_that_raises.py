@@ -164,3 +164,15 @@ def test_a_send_that_was_posted_in_part_fails(sending: SendRig, striking: Striki
     assert sending.poll().expired == frozenset()  # a WRITE still reads its blocks
     sending.states("DONE", 1)
     assert sending.poll().expired == {"R"}
+
+
+def test_all_deaths_of_a_sweep_are_noted(rig: ReceiveRig, striking: Striking) -> None:
+    rig.track("R", 1, peer="P")
+    rig.track("S", 2, peer="Q")
+    rig.states("DISCONNECT", 1, 2)
+    with pytest.raises(type(striking.error)):
+        rig.poll()
+    assert rig.receiver.guard.dead == {"P", "Q"} or not rig.receiver.guard.dead  # or the next poll notes them
+    rig.poll()
+    assert rig.receiver.guard.dead == {"P", "Q"}
+    assert rig.count("dead_peers") == 2

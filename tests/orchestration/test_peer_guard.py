@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import ModuleType
 
@@ -111,7 +112,7 @@ def test_a_refused_removal_is_logged_and_given_up(rig: ReceiveRig, caplog: pytes
         raise nixlNotFoundError(agent)
 
     rig.agent.remove_remote_agent = refuse  # type: ignore[method-assign]
-    rig.receiver.remove_peer("P0")
+    assert rig.receiver.remove_peer("P0") is False
     rig.poll()
     assert calls == ["P0"]
     assert "removal of peer 'P0' refused" in caplog.text
@@ -192,3 +193,26 @@ def test_a_peer_is_a_str(call: str) -> None:
 def test_who_has_no_handles_can_not_be_watched() -> None:
     with pytest.raises(TypeError, match="outstanding_of"):
         PeerGuard(ScriptedAgent(), object())  # type: ignore[arg-type]
+
+
+def test_a_removal_that_goes_on_can_not_be_cancelled(
+    rig: ReceiveRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going, cancelled = threading.Event(), threading.Event()
+    told: list[bool] = []
+
+    def remove(peer: str) -> None:
+        going.set()
+        assert not cancelled.wait(0.2)  # it is told when the peer is gone, and not before
+
+    def cancel() -> None:
+        going.wait()
+        told.append(rig.receiver.guard.cancel("P0"))
+        cancelled.set()
+
+    monkeypatch.setattr(rig.agent, "remove_remote_agent", remove)
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    assert rig.receiver.remove_peer("P0") is True
+    thread.join()
+    assert told == [False]

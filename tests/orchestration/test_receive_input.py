@@ -220,3 +220,23 @@ def test_a_backend_module_is_taken(backend: ModuleType) -> None:
     assert receiver.stats.infos[0]["backend"] in backend.__name__
     with pytest.raises(ImportError, match="math"):
         Receiver(ScriptedAgent(), backend=math)
+
+
+class Shouted(str):
+    """An id of a caller's own type."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def test_an_id_of_a_type_of_its_own_is_taken_as_its_text(rig: ReceiveRig) -> None:
+    rig.receiver.track(Shouted("R"), [[1]])
+    rig.post("R", 1)
+    rig.receiver.add_notif(Shouted("R"), "P", b"read")
+    rig.states("DONE", 1)
+    assert ends(rig.poll()) == ({"R"}, set(), set())

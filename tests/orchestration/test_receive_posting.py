@@ -384,3 +384,23 @@ def test_a_peer_is_not_removed_within_a_post_to_it(rig: ReceiveRig) -> None:
     rig.states("DONE", 1)
     assert ends(rig.poll()) == ({"R"}, set(), set())
     assert rig.receiver.guard.removing == frozenset()
+
+
+def test_a_transfer_that_raises_when_it_has_posted_keeps_its_handle(rig: ReceiveRig) -> None:
+    # Such as a caller's own function, whose metrics fail after the post.
+    def transfer(handle: int) -> None:
+        rig.agent.transfer(handle)
+        raise OSError("nobody takes these numbers")
+
+    rig.track("R", peer="P")
+    assert rig.receiver.post_many("R", rig.prepares([1]), transfer) is False
+    assert rig.poll() == NOTHING
+    assert (rig.agent.in_flight, rig.agent.released) == ({1}, [])
+    rig.states("DONE", 1)
+    assert ends(rig.poll()) == (set(), {"R"}, set())
+
+
+def test_of_peers_that_were_posted_to_nothing_is_kept(rig: ReceiveRig) -> None:
+    for number in range(3):
+        rig.track(f"R{number}", number + 1, peer=f"P{number}")
+    assert not rig.receiver._posting_to
