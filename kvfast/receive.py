@@ -226,13 +226,9 @@ class Receiver(Poller):
     def expect_writes(self, req_id: str) -> None:
         """Note that peers have been told where to write: from now on their writes are outstanding."""
         request = self._request(req_id)
-        writes = request.expected_writes()
-        writes.told = True
+        request.expected_writes().told = True
         self._begin(request)
         self._settled.append(request)
-        if writes.dead:
-            self._fail(request, f"peer {', '.join(writes.dead)} was dead before it could write")
-        self._lines.write()
 
     def notified(self, req_id: str, producers: int, *, failed: bool = False, peer: str | None = None) -> None:
         """Note that one of so many producers has ended its writes.
@@ -486,7 +482,7 @@ class Receiver(Poller):
 
     def _lose_one(self, request: ReceiveRequest, peer: str) -> None:
         waits = request.state is State.TRACKED
-        cut = request.expected_writes().lost(peer)
+        cut = request.writes is not None and request.writes.lost(peer)
         if cut or waits:
             self._fail(request, f"peer {peer} is dead")
 

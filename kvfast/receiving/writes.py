@@ -38,11 +38,6 @@ class ExpectedWrites:
         return not self.producers or self._gone < self.producers
 
     @property
-    def dead(self) -> list[str]:
-        """The producers that died before they said that they had ended."""
-        return sorted(self._lost - self._named)
-
-    @property
     def _gone(self) -> int:
         # A dead producer may have ended before it died. Where somebody ended without saying who,
         # counting the dead too could count one twice, and end the wait under another's writes.

@@ -283,34 +283,3 @@ def test_when_all_peers_have_ended_or_died_nobody_is_waited_for(rig: ReceiveRig)
         assert rig.poll() == NOTHING
         rig.receiver.peer_lost(peer)
     assert ends(rig.poll()) == (set(), {"R"}, set())
-
-
-@pytest.mark.parametrize("peers", ["P0", ["P0", "P1"]])
-def test_a_producer_that_died_before_it_was_told_is_not_waited_for(rig: ReceiveRig, peers: object) -> None:
-    rig.track("R", peer=peers)
-    for peer in ["P0", "P1"]:
-        rig.receiver.peer_lost(peer)
-    rig.receiver.expect_writes("R")
-    assert ends(rig.poll()) == (set(), {"R"}, set())
-
-
-def test_one_of_two_producers_that_died_before_they_were_told_fails_the_request(rig: ReceiveRig) -> None:
-    # The request has an own READ, which keeps it going when the peer dies.
-    rig.track("R", peer=["P0", "P1"])
-    rig.post("R", 1, peer="P1")
-    rig.receiver.peer_lost("P0")
-    rig.receiver.expect_writes("R")
-    rig.states("DONE", 1)
-    assert rig.poll() == NOTHING  # P1 may be writing
-    rig.receiver.notified("R", 1, peer="P1")
-    assert ends(rig.poll()) == (set(), {"R"}, set())
-
-
-def test_a_peer_whose_death_a_read_met_is_not_waited_for_as_a_producer(rig: ReceiveRig) -> None:
-    rig.track("R", peer="P0")
-    rig.post("R", 1, 2)
-    rig.states("DISCONNECT", 1)
-    assert rig.poll() == NOTHING
-    rig.receiver.expect_writes("R")
-    rig.states("DONE", 2)
-    assert ends(rig.poll()) == (set(), {"R"}, set())

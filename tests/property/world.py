@@ -157,6 +157,7 @@ class World:
                 self.agent.refuse_transfer(key)
             if way == "release_refused":
                 self.agent.refuse_release(key)
+                self.agent.set_state(key, "PROC")  # or its check would say that it was not posted
                 self.facts.live[key].refused = True
             return handle
 
