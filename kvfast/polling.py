@@ -74,6 +74,8 @@ class Poller:
         self._now = clock()
         self._retained = 0
         self._posting_to: Final[Counter[str | None]] = Counter()
+        # A handle that is dropped releases itself: those of a post that was broken off stay here for good.
+        self._posts: Final[dict[int, Posted]] = {}
         self._untaken: SweepResult | None = None  # what was swept, until the requests have it
         self._interrupted = False
         self._may_own_more = False  # a request that a sweep calls done: something was posted since
@@ -135,11 +137,13 @@ class Poller:
 
     # While it runs a post is outstanding: who is called from there may poll, or remove a peer.
 
-    def _post_begins(self, request: Any, peer: str | None) -> None:
+    def _post_begins(self, request: Any, peer: str | None, posted: Posted) -> None:
+        self._posts[id(posted)] = posted
         request.posting += 1
         self._posting_to[peer] += 1
 
-    def _post_ended(self, request: Any, peer: str | None) -> None:
+    def _post_ended(self, request: Any, peer: str | None, posted: Posted) -> None:
+        del self._posts[id(posted)]
         request.posting -= 1
         self._posting_to[peer] -= 1
         if not self._posting_to[peer]:
@@ -152,7 +156,7 @@ class Poller:
             request.in_table = refused is None or request.req_id in self._table
             self._may_own_more = True
             posted.failure = posted.failure or refused
-        self._post_ended(request, peer)  # not before: interrupted, it must not end
+        self._post_ended(request, peer, posted)  # not before: interrupted, it must not end
         if posted.keep:
             self._begin(request)
         if posted.failure is not None:

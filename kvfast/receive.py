@@ -390,7 +390,7 @@ class Receiver(Poller):
         self, request: ReceiveRequest, prepares: Sequence[Prepare], transfer: Transfer, peer: str | None
     ) -> Posted:
         posted = Posted()
-        self._post_begins(request, peer)
+        self._post_begins(request, peer, posted)
         try:
             self._starter.start(posted, prepares, transfer, lambda: request.may_post)
         finally:

@@ -191,13 +191,14 @@ class Sender(Poller):
         prepares = checks.functions("prepares", prepares)
         transfer = self._agent.transfer if transfer is None else checks.function("transfer", transfer)
         peer = None if peer is None else checks.name("peer", peer)
+        posted = Posted()
         with self._lock:
             request = self._postable(checks.req_id(req_id), peer)
             if request is not None:
                 peer = request.peer if peer is None else peer
-                self._post_begins(request, peer)
+                self._post_begins(request, peer, posted)
         self._lines.write()
-        return request is not None and self._post(request, prepares, transfer, peer)
+        return request is not None and self._post(request, prepares, transfer, peer, posted)
 
     def fail(self, req_id: str, reason: str) -> None:
         """Fail a send, from any thread: it will never be finished, and leaves when its lease is over.
@@ -307,9 +308,13 @@ class Sender(Poller):
     # ---- inside: without the lock
 
     def _post(
-        self, request: SendRequest, prepares: Sequence[Prepare], transfer: Transfer, peer: str | None
+        self,
+        request: SendRequest,
+        prepares: Sequence[Prepare],
+        transfer: Transfer,
+        peer: str | None,
+        posted: Posted,
     ) -> bool:
-        posted = Posted()
         try:
             self._starter.start(posted, prepares, transfer, lambda: request.may_post)
         finally:

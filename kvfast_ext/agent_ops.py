@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from . import states
-from .contract import Handle
+from .contract import Handle, Ops
 from .handles import check_pointer, plain_key
 from .nixl_target import AGENT_METHODS, BINDING_METHODS, NixlTarget, find_target
 
@@ -103,6 +103,8 @@ class PythonOps:
         """Release one handle; return the exception if that was refused."""
         try:
             self._call(2, handle)
+            if self._takes_ids:
+                mark_released(handle)
         except Exception as error:
             return untraced(error)
         except BaseException as interrupt:
@@ -110,9 +112,6 @@ class PythonOps:
             # counts as released, for its finaliser too; at worst one small object leaks.
             mark_released(handle)
             self.keep_interrupt(interrupt)
-            return None
-        if self._takes_ids:
-            mark_released(handle)
         return None
 
     def keep_interrupt(self, interrupt: BaseException) -> None:
@@ -144,6 +143,16 @@ def untraced(error: Exception) -> Exception:
     would live until the cyclic collector runs, which engines switch off.
     """
     return error.with_traceback(None)
+
+
+def raise_interrupt(ops: Ops) -> None:
+    """Raise the exception that ops have kept, if there is one."""
+    interrupt = ops.take_interrupt()
+    try:
+        if interrupt is not None:
+            raise interrupt
+    finally:
+        del interrupt  # its traceback has this frame, and with it the table's
 
 
 def mark_released(handle: Handle) -> None:

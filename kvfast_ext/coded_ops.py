@@ -32,6 +32,7 @@ class CodedOps:
         self.kind = kind
         self.reason = reason
         self._engine = engine
+        self._interrupt: BaseException | None = None
 
     def __repr__(self) -> str:
         return f"<ops {self.kind}: {self.reason}>"
@@ -53,15 +54,20 @@ class CodedOps:
 
     def release(self, handle: Handle) -> Exception | None:
         """Release one handle; return the exception if that was refused."""
-        code = self._engine.release_code(_id_of(handle))
-        if code != states.SUCCESS:
-            return exception_for(code)
-        mark_released(handle)
+        try:
+            code = self._engine.release_code(_id_of(handle))
+            if code != states.SUCCESS:
+                return exception_for(code)
+            mark_released(handle)
+        except BaseException as interrupt:  # a signal: it may be freed, so never again (agent_ops.py)
+            mark_released(handle)
+            self._interrupt = interrupt
         return None
 
     def take_interrupt(self) -> BaseException | None:
-        """Return None: no Python code of others runs here."""
-        return None
+        """Return, once, what a signal raised during a release."""
+        interrupt, self._interrupt = self._interrupt, None
+        return interrupt
 
 
 def _id_of(handle: Handle) -> int:

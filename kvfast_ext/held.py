@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from .contract import Handle, Quarantine
@@ -43,6 +43,8 @@ class HeldHandle:
     due: float
     lost: bool = False
     refusals: int = 0
+    tried: bool = False  # its release was begun, and nobody has taken note of that yet
+    answers: list[BaseException | None] = field(default_factory=list)  # what that release answered
 
 
 class HeldHandles:
@@ -56,8 +58,8 @@ class HeldHandles:
     def __len__(self) -> int:
         return len(self._held)
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._held
+    def __contains__(self, key: int) -> bool:
+        return key in self._held and not self._held[key].tried
 
     def hold_failed(
         self, req_id: str, handle: Handle, key: int, peer: int, now: float, *, lost: bool
@@ -82,24 +84,29 @@ class HeldHandles:
                 item.due = item.since + self._quarantine.failed_s
 
     def release_due(self, now: float, release: Release) -> tuple[list[HeldHandle], int]:
-        """Release what may be released at `now`; return what left and how many were second tries."""
-        left: list[HeldHandle] = []
+        """Release what may be released at `now`; return what is gone and how many were second tries."""
         retries = 0
-        for item in [item for item in self._held.values() if now >= item.due]:
+        for item in [item for item in self._held.values() if now >= item.due and not item.tried]:
             retries += item.refusals > 0
-            # Forgotten first: an interrupt here may then leak a handle, but never free it twice.
-            del self._held[item.key]
-            error = release(item.handle)
-            if error is None:
-                left.append(item)
-            else:
-                self._held[item.key] = item
-                self._refused(item, now, error)
-        return left, retries
+            # Noted first: an interrupt here may then leak a handle, but never free it twice. A native
+            # release and what takes its answer, `extend`, are one call: an interrupt comes after both.
+            answer = map(release, (item.handle,))
+            item.tried = True
+            item.answers.extend(answer)
+        return self.gone(now), retries
 
-    def of_request(self, req_id: str) -> list[HeldHandle]:
-        """Return the handles that `req_id` still waits for."""
-        return [item for item in self._held.values() if item.req_id == req_id]
+    def gone(self, now: float) -> list[HeldHandle]:
+        """Return what was released and not forgotten yet; hold on to what was refused."""
+        tried = [item for item in self._held.values() if item.tried]
+        for item in tried:
+            if any(item.answers):
+                self._refused(item, now, item.answers[0])
+                item.tried, item.answers = False, []
+        return [item for item in tried if item.tried]
+
+    def forget(self, item: HeldHandle) -> None:
+        """Drop what is gone: the table has taken note of it."""
+        del self._held[item.key]
 
     def items(self) -> list[HeldHandle]:
         """Return all held handles."""

@@ -63,9 +63,9 @@ class PeerTokens:
         """Note that a handle of this connection ended with a disconnect."""
         if token == NO_PEER or token in self._dead:
             return
-        self._dead.add(token)
         if self._tokens.get(self._names[token]) == token:
             del self._tokens[self._names[token]]
+        self._dead.add(token)  # last: what an interrupt comes before is done again
 
     def is_dead(self, token: int) -> bool:
         """Tell whether the connection behind a token is known to be gone."""
@@ -73,10 +73,10 @@ class PeerTokens:
 
     def forget(self, token: int) -> None:
         """Drop a token that no handle in the table carries; it will be given out again."""
-        name = self._names.pop(token)
-        if self._tokens.get(name) == token:
-            del self._tokens[name]
-        self._dead.discard(token)
+        if self._tokens.get(self._names[token]) == token:
+            del self._tokens[self._names[token]]
+        self._dead -= {token}
+        del self._names[token]
         self._free.append(token)
 
     @property

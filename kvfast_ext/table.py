@@ -17,8 +17,12 @@ One sweep, in order:
 4. Held handles that are due are released; requests that this drains are done.
 
 Threads: one thread sweeps; another may add. While a sweep runs, what is added goes to an inbox and
-joins at the sweep's end, so a store is never changed under compiled code that reads it without
-the GIL. `_feed` makes "is a sweep running?" and the append one step.
+joins at the sweep's end or the next one's start, so a store is never changed under compiled code that
+reads it without the GIL. `_feed` makes "is a sweep running?" and the append one step.
+
+Interrupts: a signal's exception comes out of any call, and after it the table is swept on. So what was
+seen waits in the table from step to step (`_swept`, `_clashes`, `_idle`, what is gone in `_held`,
+`_unreported`), each step can be done again, and one statement without a call takes note that it is done.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import states
-from .agent_ops import mark_released
+from .agent_ops import mark_released, raise_interrupt
 from .contract import (
     SCANS,
     Ended,
@@ -56,7 +60,7 @@ from .errors import (
     UnknownRequestError,
 )
 from .handles import describe, flatten, refuse_duplicates
-from .held import HeldHandles
+from .held import HeldHandle, HeldHandles
 from .loglater import LogLater
 from .peers import PeerTokens
 
@@ -136,6 +140,7 @@ class BaseTable:
         self._feed = threading.RLock()
         self._sweeping = False
         self._inbox: list[_Added] = []
+        self._swept: list[Swept] = []
         self._unreported: SweepResult | None = None
 
     # ---- feeding
@@ -232,13 +237,13 @@ class BaseTable:
             for added in self._inbox:
                 if added.req_id == req_id:
                     found += [_restored(k, h) for k, h in zip(added.keys, added.handles)]
-            return found + [item.handle for item in self._held.of_request(req_id)]
+            return found + [item.handle for item in self._aside() if item.req_id == req_id]
 
     @property
     def handle_count(self) -> int:
         """How many handles requests wait for: in flight, or failed and not yet released."""
         waiting = sum(len(added.keys) for added in self._inbox)
-        return self._store.in_flight + waiting + sum(item.req_id is not None for item in self._held.items())
+        return self._store.in_flight + waiting + sum(item.req_id is not None for item in self._aside())
 
     @property
     def handle_ids(self) -> npt.NDArray[np.uint64]:
@@ -247,7 +252,7 @@ class BaseTable:
         It is a snapshot: the store may move under the next ``add``.
         """
         with self._feed:
-            extra = [item.key for item in self._held.items() if item.req_id is not None]
+            extra = [item.key for item in self._aside() if item.req_id is not None]
             extra += [key for added in self._inbox for key in added.keys]
             ids = np.concatenate([self._store.ids(), np.array(extra, np.uint64)])
         ids.flags.writeable = False
@@ -258,7 +263,7 @@ class BaseTable:
         with self._feed:
             tokens = self._peers.tokens_of(peer)
             count = sum(self._store.outstanding_of(token) for token in tokens)
-            count += sum(item.peer in tokens for item in self._held.items())
+            count += sum(item.peer in tokens for item in self._aside())
             return count + sum(len(added.keys) for added in self._inbox if added.peer == peer)
 
     @property
@@ -269,48 +274,93 @@ class BaseTable:
     # ---- sweeping
 
     def _sweep(self) -> SweepResult:
-        with self._feed:
-            if self._sweeping:
-                raise ConcurrentSweepError("this table is being swept already: one sweep at a time")
-            self._sweeping = True
+        mine = False
         try:
-            return self._run()
-        finally:
             with self._feed:
-                self._sweeping = False
-                if self._inbox:
+                if self._sweeping:
+                    raise ConcurrentSweepError("this table is being swept already: one sweep at a time")
+                self._sweeping = mine = True
+                self._empty_inbox()  # an interrupt may have left something there
+            result = self._run()
+            if self._inbox:
+                with self._feed:
                     self._empty_inbox()
+            self._sweeping, self._unreported = False, None  # no call comes behind it: the caller has it
+            return result
+        except BaseException:
+            if mine:
+                self._sweeping = False
+            raise
 
     def _empty_inbox(self) -> None:
-        inbox, self._inbox = self._inbox, []
-        for added in inbox:
-            self._join(added)
+        while self._inbox:
+            self._join(self._inbox[0])
+            del self._inbox[0]
 
     def _run(self) -> SweepResult:
         now = self._clock()
         full = self._always_full or now >= self._next_full
-        swept = self._store.sweep(full)
+        self._store.sweep(full, self._swept)
         if full:
             self._next_full = now + self._full_scan_s
-        if swept is None and self._calm:
+        if self._calm and not self._swept and self._unreported is None:
             return SweepResult(NO_TRANSFERS, set(), set(), [])
-        return self._settle(swept, now)
+        return self._settle(now)
 
-    def _settle(self, swept: Swept | None, now: float) -> SweepResult:
-        if swept is None:
-            result = SweepResult(NO_TRANSFERS, set(), set(), [])
-        else:
-            result = SweepResult(_transfers(swept), swept.drained, set(), [])
-            self._take_ended(swept.ended, now, result)
-            self._tell_unsampled(swept.unsampled)
-        self._fail_clashes(result)
-        self._finish_idle(result)
-        self._release_held(now, result)
+    def _settle(self, now: float) -> SweepResult:
+        self._calm = False
+        if self._held and (gone := self._held.gone(now)):  # an interrupt came right after a release
+            self._unreported = self._unreported or SweepResult(NO_TRANSFERS)
+            self._let_go(gone, self._unreported)
+        result = self._take_swept(now)
+        if self._idle:
+            self._finish_idle(result)
+        if self._held:
+            left, retries = self._held.release_due(now, self.ops.release)
+            result.release_retries += retries
+            self._let_go(left, result)
+        result.retained = len(self._held)
         if self._peers.any_dead:
             self._forget_unused(self._peers.dead_tokens())
         self._failed -= result.done
+        raise_interrupt(self.ops)
+        self._lines.write()
         self._calm = not (self._held or self._peers.any_dead)
-        return self._report(result)
+        return result
+
+    def _take_swept(self, now: float) -> SweepResult:
+        result, ended = self._unreported, list[Ended]()
+        for swept in self._swept:
+            result = merged(result, SweepResult(_transfers(swept), swept.drained, set(), []))
+            ended += swept.ended
+            self._tell_unsampled(swept.unsampled)
+        failures = self._take_ended(ended, now) if ended else []
+        failures += map(_clash, self._clashes)
+        failed = {failure.req_id for failure in failures} - self._failed
+        if failures or result is None:
+            result = merged(result, SweepResult(NO_TRANSFERS, set(), failed, failures))
+        failed = self._failed | failed
+        self._unreported, self._failed, self._swept, self._clashes = result, failed, [], []
+        return result
+
+    def _take_ended(self, ended: list[Ended], now: float) -> list[HandleFailure]:
+        failures = [item for item in ended if item.code != states.SUCCESS]
+        for item in failures:
+            if item.code == states.REMOTE_DISCONNECT:
+                self._peers.died(item.peer)
+        self._held.peer_died(self._peers.is_dead)
+        failures.sort(key=lambda item: (item.req_id, item.key))
+        told = [self._take_failure(item, now) for item in failures]
+        for item in ended:
+            if item.code == states.SUCCESS:
+                self._held.hold_refused(item.handle, item.key, item.peer, now, item.error)
+        return told
+
+    def _take_failure(self, item: Ended, now: float) -> HandleFailure:
+        lost = item.code == states.NOT_FOUND and not self._peers.is_dead(item.peer)
+        peer = self._peers.name(item.peer)
+        self._held.hold_failed(item.req_id, item.handle, item.key, item.peer, now, lost=lost)
+        return HandleFailure(item.req_id, item.handle, states.name_of(item.code), item.error, peer, lost)
 
     def _tell_unsampled(self, count: int) -> None:
         if count and not self._told_unsampled:
@@ -325,52 +375,16 @@ class BaseTable:
 
     def _finish_idle(self, result: SweepResult) -> None:
         for req_id in self._idle:
-            self._store.hold(req_id)
-            self._store.unhold(req_id)
-        result.done |= self._idle
-        self._idle.clear()
+            if req_id in self._store:
+                self._store.drop(req_id)
+        result.done, self._idle = result.done | self._idle, set()
 
-    def _take_ended(self, ended: list[Ended], now: float, result: SweepResult) -> None:
-        if not ended:
-            return
-        failures = [item for item in ended if item.code != states.SUCCESS]
-        for item in failures:
-            if item.code == states.REMOTE_DISCONNECT:
-                self._peers.died(item.peer)
-        self._held.peer_died(self._peers.is_dead)
-        for item in sorted(failures, key=lambda item: (item.req_id, item.key)):
-            self._take_failure(item, now, result)
-        for item in ended:
-            if item.code == states.SUCCESS:
-                self._held.hold_refused(item.handle, item.key, item.peer, now, item.error)
-
-    def _take_failure(self, item: Ended, now: float, result: SweepResult) -> None:
-        lost = item.code == states.NOT_FOUND and not self._peers.is_dead(item.peer)
-        peer = self._peers.name(item.peer)
-        self._held.hold_failed(item.req_id, item.handle, item.key, item.peer, now, lost=lost)
-        failure = HandleFailure(item.req_id, item.handle, states.name_of(item.code), item.error, peer, lost)
-        result.failures.append(failure)
-        self._note_failed(item.req_id, result)
-
-    def _note_failed(self, req_id: str, result: SweepResult) -> None:
-        if req_id not in self._failed:
-            self._failed.add(req_id)
-            result.failed.add(req_id)
-
-    def _fail_clashes(self, result: SweepResult) -> None:
-        clashes, self._clashes = self._clashes, []
-        for req_id, handle, peer in clashes:
-            error = DuplicateHandleError(f"handle {describe(handle)} was in the table already")
-            result.failures.append(HandleFailure(req_id, handle, "EXCEPTION", error, peer))
-            self._note_failed(req_id, result)
-
-    def _release_held(self, now: float, result: SweepResult) -> None:
-        left, result.release_retries = self._held.release_due(now, self.ops.release)
-        for item in left:
+    def _let_go(self, gone: list[HeldHandle], result: SweepResult) -> None:
+        for item in gone:
+            self._store.let_go(item, result.done)
             result.blind_releases += item.lost
-            if item.req_id is not None and self._store.unhold(item.req_id):
-                result.done.add(item.req_id)
-        result.retained = len(self._held)
+            item.lost = False
+            self._held.forget(item)
 
     def _token(self, peer: str | None) -> int:
         if self._peers.crowded:
@@ -379,29 +393,10 @@ class BaseTable:
         return self._peers.token(peer)
 
     def _forget_unused(self, tokens: list[int]) -> None:
-        held = {item.peer for item in self._held.items()}
+        held = {item.peer for item in self._aside()}
         for token in tokens:
             if token not in held and not self._store.outstanding_of(token):
                 self._peers.forget(token)
-
-    def _report(self, result: SweepResult) -> SweepResult:
-        # An exception that is not an error (Ctrl-C in an agent's method, or while a line is written) ends
-        # the sweep's caller, but must not take the ends that it has seen with it: the next sweep reports
-        # them.
-        earlier, self._unreported = self._unreported, None
-        if earlier is not None:
-            result = merged(earlier, result)
-        self._unreported = result
-        try:
-            interrupt = self.ops.take_interrupt()
-            if interrupt is not None:
-                raise interrupt
-            self._lines.write()
-        except BaseException:
-            self._calm = False
-            raise
-        self._unreported = None
-        return result
 
     # ---- inside
 
@@ -414,7 +409,7 @@ class BaseTable:
                 raise DuplicateHandleError(f"handle {named} is in the table already")
 
     def _feed_one(self, added: _Added) -> None:
-        if self._sweeping:
+        if self._sweeping or self._inbox:
             self._inbox.append(added)
         else:
             self._join(added)
@@ -442,6 +437,11 @@ class BaseTable:
         self._lines.add(logger, logging.ERROR, text, describe(handle or key), added.req_id)
         return True
 
+    def _aside(self) -> list[HeldHandle | Ended]:
+        # Neither in flight nor forgotten. After an interrupt one may be in both places.
+        seen: dict[int, HeldHandle | Ended] = {i.key: i for swept in self._swept for i in swept.ended}
+        return [*{**seen, **{item.key: item for item in self._held.items()}}.values()]
+
     def _inbox_ids(self) -> list[str]:
         # Not a set: the order of adding is kept.
         return [i for i in dict.fromkeys(added.req_id for added in self._inbox) if i not in self._store]
@@ -454,7 +454,7 @@ class BaseTable:
         """
         with self._feed:
             kept = [handle for req_id in self._store for handle in self._store.handles(req_id)]
-            kept += [item.handle for item in self._held.items()]
+            kept += [item.handle for item in self._aside()]
             kept += [handle for added in self._inbox for handle in added.handles]
         mark, _ = self._at_exit
         for handle in kept:
@@ -479,6 +479,12 @@ class BaseTable:
 def _transfers(swept: Swept) -> Transfers:
     rows = swept.samples
     return Transfers(rows[0], rows[1], rows[2], rows[3], swept.unsampled)
+
+
+def _clash(clash: tuple[str, Handle, str | None]) -> HandleFailure:
+    req_id, handle, peer = clash
+    error = DuplicateHandleError(f"handle {describe(handle)} was in the table already")
+    return HandleFailure(req_id, handle, "EXCEPTION", error, peer)
 
 
 def _plain_id(req_id: object) -> str:

@@ -1,6 +1,7 @@
 """Ops of the compiled backend, what makes them (NIXL's functions, arrays, capsules), and `try_release`."""
 
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
@@ -64,7 +65,7 @@ cdef class CompiledOps:
             code = self.calls.release(self.calls.context, key)
         if code != 0:
             return self.error_of(code)
-        mark_released(handle)
+        self.mark(handle)
         return None
 
     @property
@@ -73,15 +74,50 @@ cdef class CompiledOps:
         return None if self.python is None else self.python.telemetry_error
 
     def take_interrupt(self):
-        """Return, once, an exception that is no error and came out of an agent's method."""
-        return None if self.python is None else self.python.take_interrupt()
+        """Return, once, what a signal or an agent's method raised while handles were released."""
+        interrupt, self.interrupt = self.interrupt, None
+        if interrupt is None and self.python is not None:
+            interrupt = self.python.take_interrupt()
+        return interrupt
 
     cdef bint compiled(self):
         return self.calls.status != NULL
 
     cpdef object error_of(self, int code):
         """Return what the binding would have raised for a status."""
-        return exception_for(code, self._errors)
+        return self.insist(exception_for, (code, self._errors))
+
+    cdef int mark(self, handle) except -1:
+        """Mark a handle object as released.
+
+        Signals strike at the start of Python functions. None runs between a native release and this, so
+        the two are one step; a class that sets attributes in Python is told again.
+        """
+        if type(handle) is int:
+            return 0
+        try:
+            handle._released = True
+        except BaseException as raised:
+            if not isinstance(raised, Exception):
+                self.interrupt = raised
+            self.insist(mark_released, (handle,))  # logs what is wrong with it, or finds that it has no mark
+        return 0
+
+    cdef object insist(self, function, tuple arguments):
+        """Call a Python function that must be called, and keep what a signal raises at its start."""
+        try:
+            return function(*arguments)
+        except BaseException as interrupt:
+            self.interrupt = interrupt
+            return function(*arguments)
+
+    cdef int take_signal(self) except -1:
+        """Let a signal that has come strike now, and keep what it raises."""
+        try:
+            PyErr_CheckSignals()
+        except BaseException as interrupt:
+            self.interrupt = interrupt
+        return 0
 
     cdef uint64_t id_of(self, handle) except? 0:
         return handle if type(handle) is int else handle._handle
@@ -250,13 +286,23 @@ def try_release(ops, handles):
         return release_each(ops, handles)
     if is_typed_array(handles):
         ids = refuse_duplicate_ids(ops, raw_ids(handles))
-        return release_ids(ops, ids)
+        return answered(ops, release_ids(ops, ids))
     found = admitted(ops, handles)
     released = release_ids(ops, np.array([key for key, _ in found], np.uint64))
     for (_, handle), gone in zip(found, released):
         if gone:
-            mark_released(handle)
-    return released
+            (<CompiledOps>ops).mark(handle)
+    return answered(ops, released)
+
+
+cdef object answered(CompiledOps ops, released):
+    """Return `released`, or raise an interrupt that carries it, as `release_each` does."""
+    ops.take_signal()
+    interrupt = ops.take_interrupt()
+    if interrupt is None:
+        return released
+    interrupt.kvfast_released = released
+    raise interrupt
 
 
 cdef object release_ids(CompiledOps ops, ids):

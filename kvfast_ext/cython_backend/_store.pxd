@@ -14,7 +14,7 @@ cdef class CompiledStore:
     cdef list names          # request index -> request id
     cdef list objects        # slot -> handle object, or None where the id is all there is
     cdef dict errors         # slot -> exception of a Python call in this sweep
-    cdef object interrupt
+    cdef object interrupt    # what came out of a check and is no error
     cdef object check        # the agent's check method, where it takes what we keep
 
     cdef void bind_calls(self)

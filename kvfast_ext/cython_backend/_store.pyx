@@ -14,6 +14,7 @@ from ..agent_ops import mark_released, untraced
 from ..contract import Ended, Swept
 
 cdef object PROC = "PROC"
+cdef object new_tuple = tuple.__new__  # a named tuple's own __new__ is Python, where a signal can strike
 
 
 cdef class CompiledStore:
@@ -28,11 +29,12 @@ cdef class CompiledStore:
         self.bind_calls()
 
     cdef void bind_calls(self):
-        self.with_gil = not self.ops.compiled()
-        if not self.with_gil:
+        if self.ops.compiled():
+            self.with_gil = False
             self.calls = self.ops.calls
             return
         self.check = self.ops.python.direct_check()
+        self.with_gil = True
         self.calls.context = <void*>self
         self.calls.status = <int32_t (*)(void*, uint64_t) noexcept nogil>python_status
         self.calls.telemetry = <int32_t (*)(void*, uint64_t, Telemetry*) noexcept nogil>python_telemetry
@@ -71,20 +73,24 @@ cdef class CompiledStore:
             self.table.add(owner, <uint64_t>key, peer)
             self.objects.append(handle)
 
-    def hold(self, str req_id not None):
-        """Make a request wait for one thing more."""
-        cdef int32_t owner = self.index[req_id]
-        self.table.request(owner).held += 1
+    def drop(self, str req_id not None):
+        """Drop a request that waits for nothing."""
+        self.close(self.index[req_id])
 
-    def unhold(self, str req_id not None):
-        """Take one such thing away; drop the request and return True if it was the last."""
+    def let_go(self, item, set done not None):
+        """Take a held handle from its request, if it has one; that is `done` if it waits no more.
+
+        All in one step: a signal comes before it or after it.
+        """
+        req_id, item.req_id = item.req_id, None
+        if req_id is None:
+            return
         cdef int32_t owner = self.index[req_id]
         cdef Request* request = self.table.request(owner)
         request.held -= 1
-        if request.held or request.in_flight:
-            return False
-        self.close(owner)
-        return True
+        if request.held == 0 and request.in_flight == 0:
+            self.close(owner)
+            done.add(req_id)
 
     def find(self, uint64_t key):
         """Tell whether a handle with this id is in flight."""
@@ -114,10 +120,11 @@ cdef class CompiledStore:
 
     # ---- one sweep
 
-    def sweep(self, bint full):
-        """Ask for states; take out what has ended. Failed handles make their request wait.
+    def sweep(self, bint full, list out not None):
+        """Ask for states; take out what has ended and add it to `out`. Failed handles make requests wait.
 
-        Returns None if nothing has ended.
+        From the first release on no Python function runs in which a signal would end this half way:
+        either nothing was changed, or all that has ended is in `out`.
         """
         cdef bint checked, trusted = self.ops.telemetry_trusted
         if self.with_gil != (not self.ops.compiled()):
@@ -136,7 +143,9 @@ cdef class CompiledStore:
                 self.trust_and_finish()
         if not checked:
             raise MemoryError("no memory for the handles that have ended; nothing was changed")
-        return None if self.swept.ended.empty() else self.collect()
+        if not self.swept.ended.empty():
+            self.ops.take_signal()  # that of a Ctrl-C meanwhile; a handle's finaliser would swallow it
+            out.append(self.collect())
 
     cdef int trust_and_finish(self) except -1:
         """Finish the first sweep with a DONE handle: native telemetry is compared first."""
@@ -184,7 +193,7 @@ cdef class CompiledStore:
             self.swept.forget()
             if many:
                 self.table.end_removing_many()
-        return Swept(drained, ended, samples, done - row)
+        return new_tuple(Swept, (drained, ended, samples, done - row))
 
     cdef int take_out(self, EndedSlot* end, set drained, list ended) except -1:
         """Remove one ended handle; its request is drained, or waits, or is told about it."""
@@ -200,7 +209,7 @@ cdef class CompiledStore:
             drained.add(self.names[owner])
             self.close(owner)
         if end.code == 0 and end.released == 0 and handle is not None and not self.with_gil:
-            tell_released(handle)
+            self.ops.mark(handle)
         return 0
 
     cdef object describe(self, EndedSlot* end, int32_t owner):
@@ -208,7 +217,7 @@ cdef class CompiledStore:
         error = self.errors.get(end.slot) if self.with_gil else self.ops.error_of(code)
         key = self.table.ids()[end.slot]
         handle = self.handle_at(end.slot)
-        return Ended(self.names[owner], handle, key, self.table.peer(end.slot), end.code, error)
+        return new_tuple(Ended, (self.names[owner], handle, key, self.table.peer(end.slot), end.code, error))
 
     cdef object handle_at(self, int32_t slot):
         handle = self.objects[slot]
@@ -229,14 +238,6 @@ cdef class CompiledStore:
             self.names[owner] = last
             self.index[last] = owner
         return 0
-
-
-cdef inline int tell_released(handle) except -1:
-    try:
-        handle._released = True
-    except Exception:
-        mark_released(handle)  # logs what is wrong with it, or finds that it has no such mark
-    return 0
 
 
 # ---- ops that call Python: the sweep runs with the GIL held, and `cursor` names the handle. C can't

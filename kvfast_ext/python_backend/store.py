@@ -14,6 +14,7 @@ from .. import states
 from ..agent_ops import PythonOps, Sample
 from ..coded_ops import CodedOps
 from ..contract import Ended, Handle, Swept
+from ..held import HeldHandle
 
 
 @dataclass(slots=True)
@@ -61,14 +62,16 @@ class PythonStore:
         self._of_peer[peer] += len(keys)
         self.in_flight += len(keys)
 
-    def hold(self, req_id: str) -> None:
-        """Make a request wait for one thing more."""
-        self._requests[req_id].held += 1
+    def drop(self, req_id: str) -> None:
+        """Drop a request that waits for nothing."""
+        del self._requests[req_id]
 
-    def unhold(self, req_id: str) -> bool:
-        """Take one such thing away; drop the request and return True if it was the last."""
-        self._requests[req_id].held -= 1
-        return self._drop_if_drained(req_id)
+    def let_go(self, item: HeldHandle, done: set[str]) -> None:
+        """Take a held handle from its request, if it has one; that is `done` if it waits no more."""
+        req_id, item.req_id = item.req_id, None
+        if req_id is not None:
+            self._requests[req_id].held -= 1
+            self._tell_drained(req_id, done)
 
     def find(self, key: int) -> bool:
         """Tell whether a handle with this id is in flight."""
@@ -86,36 +89,31 @@ class PythonStore:
         """Return how many handles in flight carry this peer token."""
         return self._of_peer[peer]
 
-    def sweep(self, full: bool) -> Swept | None:
-        """Ask for states; take out what has ended. Failed handles make their request wait.
-
-        Returns None if nothing has ended.
-        """
+    def sweep(self, full: bool, out: list[Swept]) -> None:
+        """Ask for states; take out what has ended and add it to `out`. Failed handles make requests wait."""
         # All checks come before anything is changed: an interrupt in a check leaves all as it was.
         seen = [answer for req_id in self._requests for answer in self._ask(req_id, full)]
         if not seen:
-            return None
+            return
         drained: set[str] = set()
         ended: list[Ended] = []
-        samples: list[Sample] = []
-        unsampled = 0
-        for req_id, flight, code, error in seen:
-            # Taken out first: an interrupt here may then leak a handle, but never free it twice.
-            self._take_out(req_id, flight)
-            if code == states.SUCCESS:
-                sample = self._ops.telemetry(flight.handle)
-                if sample is None:
-                    unsampled += 1
+        samples: list[Sample | None] = []
+        try:
+            for req_id, flight, code, error in seen:
+                # Taken out first: an interrupt here may then leak a handle, but never free it twice.
+                self._take_out(req_id, flight)
+                if code == states.SUCCESS:
+                    samples.append(self._ops.telemetry(flight.handle))
+                    error = self._ops.release(flight.handle)
                 else:
-                    samples.append(sample)
-                error = self._ops.release(flight.handle)
-            else:
-                self.hold(req_id)
-            if error is not None or code != states.SUCCESS:
-                ended.append(Ended(req_id, flight.handle, flight.key, flight.peer, code, error))
-            if self._drop_if_drained(req_id):
-                drained.add(req_id)
-        return Swept(drained, ended, np.array(samples, np.int64).reshape(-1, 4).T, unsampled)
+                    self._requests[req_id].held += 1
+                if error is not None or code != states.SUCCESS:
+                    ended.append(Ended(req_id, flight.handle, flight.key, flight.peer, code, error))
+                self._tell_drained(req_id, drained)
+        finally:
+            rows = [sample for sample in samples if sample is not None]
+            table = np.array(rows, np.int64).reshape(-1, 4).T
+            out.append(Swept(drained, ended, table, len(samples) - len(rows)))
 
     def _ask(self, req_id: str, full: bool) -> Iterator[tuple[str, _Flight, int, Any]]:
         for flight in reversed(self._requests[req_id].flights.values()):
@@ -133,9 +131,8 @@ class PythonStore:
             del self._of_peer[flight.peer]
         self.in_flight -= 1
 
-    def _drop_if_drained(self, req_id: str) -> bool:
+    def _tell_drained(self, req_id: str, drained: set[str]) -> None:
         request = self._requests[req_id]
-        if request.flights or request.held:
-            return False
-        del self._requests[req_id]
-        return True
+        if not (request.flights or request.held):
+            del self._requests[req_id]
+            drained.add(req_id)

@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 
 from kvfast_ext import select_backend
+from kvfast_ext.held import HeldHandle
 from tests.backend.doubles import Double
 
 _GOLDEN: Final = 0x9E3779B97F4A7C15  # of the index's hash: (id * golden) >> 32, modulo its size
@@ -47,6 +48,7 @@ class Twins:
         self.stores = [b.TransferTable._store_type(b.bind(a)) for b, a in zip(backends, self.agents)]
         self.flying: dict[int, str] = {}
         self.held: list[str] = []
+        self.empty: list[str] = []
         self.names = 0
 
     def both(self, call: str, *arguments: Any) -> Any:
@@ -55,7 +57,7 @@ class Twins:
         return first
 
     def step(self) -> None:
-        moves = [self.add, self.add, self.add, self.open, self.hold, self.unhold, self.sweep, self.look]
+        moves = [self.add, self.add, self.add, self.open, self.drop, self.let_go, self.sweep, self.look]
         self.random.choice(moves)()
         assert [store.in_flight for store in self.stores] == [len(self.flying)] * 2
 
@@ -68,8 +70,7 @@ class Twins:
     def open(self) -> None:
         self.names += 1
         self.both("open", f"r{self.names}")
-        self.both("hold", f"r{self.names}")  # a table keeps no empty request
-        self.held.append(f"r{self.names}")
+        self.empty.append(f"r{self.names}")
 
     def add(self) -> None:
         requests = self.requests()
@@ -81,16 +82,19 @@ class Twins:
         ids, self.free = self.free[:count], self.free[count:]
         self.both("append", request, list(ids), [None] * len(ids), peer)
         self.flying |= dict.fromkeys(ids, request)
+        self.empty = [req_id for req_id in self.empty if req_id != request]
         return None
 
-    def hold(self) -> None:
-        if requests := self.requests():
-            self.held.append(self.random.choice(requests))
-            self.both("hold", self.held[-1])
+    def drop(self) -> None:
+        if self.empty:
+            self.both("drop", self.empty.pop())
 
-    def unhold(self) -> None:
+    def let_go(self) -> None:
         if self.held:
-            self.both("unhold", self.held.pop(self.random.randrange(len(self.held))))
+            request = self.held.pop(self.random.randrange(len(self.held)))
+            first, second = (let_go(store, request) for store in self.stores)
+            assert first == second
+            assert (request in first) == (request not in self.requests())
 
     def look(self) -> None:
         handle = self.random.choice(self.pool)
@@ -110,7 +114,7 @@ class Twins:
                 for agent in self.agents:
                     agent.answers[handle] = answer
         full = self.random.random() < 0.7
-        first, second = (comparable(store.sweep(full)) for store in self.stores)
+        first, second = (comparable(swept(store, full)) for store in self.stores)
         assert first == second
         released = [agent.asked("release") for agent in self.agents]
         assert sorted(released[0]) == sorted(released[1])
@@ -129,6 +133,22 @@ class Twins:
         self.free.append(handle)
         for agent in self.agents:
             agent.reuse(handle)
+
+
+def let_go(store: Any, request: str) -> set[str]:
+    """Let go of one failed handle of a request; return whether it was the last, as a store tells it."""
+    item, done = HeldHandle(request, 1, 1, 0, 0.0, 0.0), set[str]()
+    store.let_go(item, done)
+    assert item.req_id is None
+    return done
+
+
+def swept(store: Any, full: bool) -> Any:
+    """Return what a sweep gives, or None if nothing has ended."""
+    out: list[Any] = []
+    store.sweep(full, out)
+    assert len(out) < 2
+    return out[0] if out else None
 
 
 def comparable(swept: Any) -> dict[str, Any]:
@@ -159,7 +179,7 @@ def test_growing_and_shrinking(backend: Any) -> None:
     assert not any(store.find(id_with_home(n % 7, n)) for n in range(3000, 3100))
     for some in range(0, 3000, 500):
         agent.answers.update(dict.fromkeys(ids[some : some + 500], "DONE"))
-        store.sweep(True)
+        store.sweep(True, [])
         assert [store.find(handle) for handle in ids] == [False] * (some + 500) + [True] * (2500 - some)
         assert store.outstanding_of(1) == 2500 - some
     assert (len(store), store.in_flight) == (0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -182,11 +183,14 @@ def test_a_post_whose_handles_could_not_be_kept_is_never_over(
         raise Interrupted
 
     rig = kind()
+    rig.agent.handle_objects = True
     rig.track("R", peer="P")
     with monkeypatch.context() as patch:
         patch.setattr("kvfast.polling.keep_handles", interrupted)
         with pytest.raises(Interrupted):
             rig.post("R", 1)
+    gc.collect()
+    assert (rig.agent.in_flight, rig.agent.released) == ({1}, [])  # a dropped object would release itself
     if kind is ReceiveRig:
         rig.receiver.abort("R")
     else:
