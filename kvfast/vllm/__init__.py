@@ -20,6 +20,8 @@ def __getattr__(name: str) -> Any:
     from .versions import check_vllm
 
     check_vllm()
-    from . import connector
+    from . import connector, plugin
 
+    # Where plugins are off: a MultiConnector finds its children by module, and what their stats are by name.
+    plugin.register()
     return getattr(connector, name)

@@ -56,8 +56,10 @@ class KvfastEnginesMixin(_Next):  # type: ignore[misc]
         state, agent_name = self._kvfast, name_of(agent)
         if agent_name not in state.dead_agents:
             state.dead_agents.add(agent_name)
-            state.count("dead_peers")
-            state.warn("dead", "agent %s is gone: %r", agent_name, error)
+            if agent_name not in state.counted_dead:  # it is seen again until its engine is removed
+                state.counted_dead.add(agent_name)
+                state.count("dead_peers")
+                state.warn("dead", "agent %s is gone: %r", agent_name, error)
 
     def _kvfast_disconnected(self: Any, engine_id: str) -> None:
         """Have an engine's state removed when its handles have ended: its connection is gone."""
@@ -67,6 +69,7 @@ class KvfastEnginesMixin(_Next):  # type: ignore[misc]
             if engine_id not in self._invalid_remote_engines:
                 self._mark_remote_engine_invalid(engine_id, time.perf_counter())
             return
+        self._kvfast.retries.broke(engine_id)
         self._kvfast.removing.setdefault(engine_id, False)
 
     def _kvfast_fail_waiting(self: Any) -> None:
@@ -80,18 +83,21 @@ class KvfastEnginesMixin(_Next):  # type: ignore[misc]
                 state.dead_agents.difference_update(self._kvfast_agents_of(engine_id))
 
     def _kvfast_fail_if_dead(self: Any, engine_id: str) -> bool:
-        """Fail the requests that wait for an engine's WRITEs, if all of its agents are gone."""
+        """Fail the requests that wait for an engine's WRITEs, if all of its agents are gone.
+
+        Return whether that is so, and none was left for the next poll.
+        """
         agents = self._kvfast_agents_of(engine_id)
         if not agents or not agents <= self._kvfast.dead_agents:
             return False
-        if self._TRANSFER_MODE == "push":
-            self._kvfast_fail_writes_of(engine_id)
-        return True
+        return self._TRANSFER_MODE != "push" or bool(self._kvfast_fail_writes_of(engine_id))
 
     def _nixl_handshake(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Shake hands. A process that lives has the same agents then: what was seen of them is no news."""
         agents, clock_offset = super()._nixl_handshake(*args, **kwargs)
-        self._kvfast.dead_agents.difference_update(map(name_of, agents.values()))
+        names = set(map(name_of, agents.values()))
+        self._kvfast.dead_agents.difference_update(names)
+        self._kvfast.counted_dead.difference_update(names)
         return agents, clock_offset
 
     # ---- whose state stays
@@ -157,6 +163,7 @@ class KvfastEnginesMixin(_Next):  # type: ignore[misc]
             after(KvfastEnginesMixin, self)._cleanup_remote_engine(tolerant, engine_id, **kwargs)
         finally:
             state.dead_agents.difference_update(agents)  # the next connection to them is another one
+            state.counted_dead.difference_update(agents)
             with state.lock:
                 # Last: whoever finds the engine in neither shakes hands with it.
                 state.cleaning.discard(engine_id)

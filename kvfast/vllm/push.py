@@ -11,6 +11,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_worker import NixlPushConnectorWorker
 
 from .agent import LockedAgentWorker
+from .borrow import StandIn, after
 from .options import Options
 from .registrations import KvfastRegistrationsMixin
 from .retries import KvfastRetriesMixin
@@ -27,6 +28,8 @@ class KvfastNixlPushConnectorWorker(
 ):
     """The push worker."""
 
+    _kvfast_doomed: tuple[tuple[str, Any], ...] = ()  # requests that fail at the next poll
+
     def _kvfast_start(self, options: Options) -> None:
         super()._kvfast_start(options)
         self._sending_transfers = TrackedTransfers(self._kvfast.ops)
@@ -40,6 +43,7 @@ class KvfastNixlPushConnectorWorker(
             for req_id, registration in metadata.push_registrations.items():
                 state.registrations.give(req_id, registration)
         super().start_load_kv(metadata)
+        self._kvfast_drop_unasked(metadata)
 
     # ---- polling
 
@@ -70,8 +74,41 @@ class KvfastNixlPushConnectorWorker(
             try:
                 raw = self._pending_completion_notifs.get_nowait()
             except queue.Empty:
-                return done
+                break
             done |= self._kvfast_take_notif(raw, "")
+        doomed = self._kvfast_doomed  # those that were so at the last poll
+        self._kvfast_fail_waiting()
+        self._kvfast_fail_doomed(doomed)
+        return done
+
+    def _kvfast_fail_writes_of(self, engine_id: str) -> bool:
+        """Doom the requests that wait for an engine's WRITEs: at the next poll they fail, if they still wait.
+
+        A producer may have written, said so, and ended. What it said, the writer thread passes on meanwhile.
+        """
+        failed: queue.SimpleQueue[str] = queue.SimpleQueue()
+        written, doomed = self._recving_transfers, dict(self._kvfast_doomed)
+        waiting = {
+            req_id: meta
+            for req_id, meta in list(self._recving_metadata.items())
+            if req_id not in written and doomed.get(req_id) is not meta
+        }
+        kept = {"_recving_metadata": waiting, "consumer_notification_counts_by_req": {}}
+        stand_in = StandIn(self, _failed_recv_reqs=failed, **kept)
+        whole = bool(after(KvfastNixlPushConnectorWorker, self)._kvfast_fail_writes_of(stand_in, engine_id))
+        with self._kvfast.lock:
+            while not failed.empty():
+                req_id = failed.get_nowait()
+                self._kvfast_doomed = (*self._kvfast_doomed, (req_id, waiting[req_id]))
+        return whole
+
+    def _kvfast_fail_doomed(self, doomed: tuple[tuple[str, Any], ...]) -> None:
+        with self._kvfast.lock:
+            self._kvfast_doomed = self._kvfast_doomed[len(doomed) :]
+        for req_id, meta in doomed:
+            if self._recving_metadata.get(req_id) is meta and req_id not in self._recving_transfers:
+                self.consumer_notification_counts_by_req.pop(req_id, None)
+                self._failed_recv_reqs.put(req_id)
 
     def _kvfast_inbox_of(self, raw: bytes) -> dict[str, Any]:
         inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -172,8 +209,13 @@ class KvfastNixlPushConnectorWorker(
     def _do_start_push_kv(self, request_id: str, local_block_ids: Any, registration_data: Any) -> None:
         """Start a push, or have it wait while its engine's state is to be removed."""
         state = self._kvfast
-        if state.retries.has_waited(request_id):  # a search: not for each push
-            registration_data = self._kvfast_newest_registration(request_id, registration_data)
+        if state.retries.has_failed(request_id):
+            registration_data = self._kvfast_newest_registration(
+                request_id, local_block_ids, registration_data
+            )
+        registration_data = self._kvfast_fitting(request_id, local_block_ids, registration_data)
+        if registration_data is None:
+            return
         engine_id = registration_data["decode_engine_id"]
         self._evict_stale_engines()  # as vLLM does first: once it is in use, this engine stays
         with state.lock:
@@ -183,7 +225,6 @@ class KvfastNixlPushConnectorWorker(
             self._kvfast_too_late(request_id)
             return
         if not entered:
-            state.retries.waits(request_id)
             state.parked_pushes.append((request_id, local_block_ids, registration_data))
             return
         try:
@@ -193,8 +234,19 @@ class KvfastNixlPushConnectorWorker(
 
     def _kvfast_settle(self) -> None:
         super()._kvfast_settle()
+        self._kvfast_drop_parked()
         self._kvfast_resume(
             self._kvfast.parked_pushes,
             lambda parked: parked[2]["decode_engine_id"],
             lambda parked: self._kvfast_hand_over(self._deferred_push_inbox, parked),
         )
+
+    def _kvfast_drop_parked(self) -> None:
+        """Drop the pushes whose leases are over: `sends` does not remember for ever that they have ended."""
+        parked = self._kvfast.parked_pushes
+        for _ in range(len(parked)):
+            push = parked.popleft()
+            if push[0] in self._reqs_to_send:
+                parked.append(push)
+            else:
+                self._kvfast_too_late(push[0])

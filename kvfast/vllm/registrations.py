@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import PUSH_REG_NOTIF_PREFIX
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.utils import get_base_request_id
 
 from .borrow import StandIn, after
 from .watch import NotifWatch
@@ -29,6 +30,23 @@ class KvfastRegistrationsMixin(_Next):  # type: ignore[misc]
     """Registrations, common to both sides of a push."""
 
     # ---- on decode
+
+    def _kvfast_drop_unasked(self: Any, metadata: Any) -> None:
+        """Wait for no request that ended before it had blocks: nobody is told of it, and nothing will come.
+
+        In pull mode such an entry has a worker tell the producer; in push mode vLLM keeps it for ever.
+        """
+        for req_id, meta in metadata.reqs_to_recv.items():
+            if req_id not in metadata.push_registrations and not any(meta.local_block_ids):
+                self._recving_metadata.pop(req_id, None)
+
+    def _handle_failed_transfer(self: Any, req_id: str, *args: Any, **kwargs: Any) -> Any:
+        """Fail a request; one that no blocks were ever given to, the scheduler does not know any more."""
+        known = getattr(self, "_recving_metadata", {})
+        meta = known.get(req_id)
+        if meta is not None and not meta.local_block_ids:
+            known.pop(req_id, None)  # and vLLM passes over what it has no metadata of
+        return super()._handle_failed_transfer(req_id, *args, **kwargs)
 
     def _send_registration_to_p(self: Any, req_id: str, reg_data: dict[str, Any]) -> None:
         """Tell a producer where to write; not if the request has failed, and not while its engine goes."""
@@ -67,19 +85,24 @@ class KvfastRegistrationsMixin(_Next):  # type: ignore[misc]
         if failed and not agent.sent:
             self._failed_recv_reqs.put(req_id)
 
-    def _kvfast_fail_writes_of(self: Any, engine_id: str) -> None:
-        """Fail the requests that wait for an engine's WRITEs; no registration of theirs goes out any more."""
-        state = self._kvfast
+    def _kvfast_fail_writes_of(self: Any, engine_id: str) -> bool:
+        """Fail the requests that wait for an engine's WRITEs; no registration of theirs goes out any more.
+
+        Return whether that was done for all: of one that is just being registered the next poll knows more.
+        """
+        state, whole = self._kvfast, True
         for req_id, meta in list(self._recving_metadata.items()):
             if meta.remote is None or meta.remote.engine_id != engine_id:
                 continue
             with state.lock:
                 if req_id in state.registering:
+                    whole = False
                     continue  # whether there is anybody to tell, the writer thread is finding out
                 state.registrations.withdraw(req_id)
             self.consumer_notification_counts_by_req.pop(req_id, None)
             state.warn("waiting", "request %s fails: engine %s is gone", req_id, engine_id)
             self._failed_recv_reqs.put(req_id)
+        return whole
 
     def _kvfast_settle(self: Any) -> None:
         super()._kvfast_settle()
@@ -102,20 +125,53 @@ class KvfastRegistrationsMixin(_Next):  # type: ignore[misc]
         if reason is None:
             try:
                 super()._handle_push_reg_notif(notif)
+                self._kvfast_mark_pending(notif)
                 return
             except Exception as error:
                 reason = repr(error)
+        self._kvfast_not_taken(reason)
+
+    def _kvfast_not_taken(self: Any, reason: str) -> None:
         self._kvfast.count("bad_notifs")
         self._kvfast.warn("registration", "registration not taken: %s", reason)
 
-    def _kvfast_newest_registration(self: Any, req_id: str, registration: dict[str, Any]) -> dict[str, Any]:
-        """Return what has been registered since for a request whose push had to wait, or `registration`.
+    def _kvfast_fits(self: Any, blocks: Any, registration: dict[str, Any]) -> bool:
+        """Tell whether a registration has as many groups as these blocks: vLLM finds out too late."""
+        here, there = (len(self._as_grouped_block_ids(ids)) for ids in (blocks, registration[_BLOCKS]))
+        if here == there or not blocks:  # vLLM pushes nothing then
+            return True
+        self._kvfast_not_taken(f"{there} groups of blocks, for {here}")
+        return False
+
+    def _kvfast_fitting(self: Any, req_id: str, blocks: Any, registration: Any) -> dict[str, Any] | None:
+        """Return a registration that fits a request's blocks; have them wait for one if there is none."""
+        while registration is not None and not self._kvfast_fits(blocks, registration):
+            registration = self._pop_matching_registration(req_id)
+        if registration is None:
+            self._push_finished_blocks[req_id] = blocks
+        return registration  # type: ignore[no-any-return]
+
+    def _kvfast_mark_pending(self: Any, notif: bytes) -> None:
+        req_id = msgspec.msgpack.decode(notif[len(PUSH_REG_NOTIF_PREFIX) :])["request_id"]
+        pending = self._pending_d_registrations.get(req_id)
+        if pending is not None:
+            self._kvfast.retries.asked(pending)
+
+    def _kvfast_newest_registration(
+        self: Any, req_id: str, blocks: Any, registration: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return what has been registered since for a request whose push failed, or `registration`.
 
         Whoever failed the first decode's request, and has another decode go on with what was prefilled, wants
-        it written there; the first one's blocks may be another request's.
+        it written there; the first one's blocks may be another request's. But where a client has used an id
+        for two requests at once, what is registered may be the other one's: then each keeps its own.
         """
+        base_id = get_base_request_id(req_id)
+        live = {*list(self._reqs_to_send), *list(self._reqs_to_process)}  # the main thread changes them
+        if any(other != req_id and get_base_request_id(other) == base_id for other in live):
+            return registration
         while (newer := self._pop_matching_registration(req_id)) is not None:
-            registration = newer
+            registration = newer if self._kvfast_fits(blocks, newer) else registration
         return registration
 
 

@@ -5,11 +5,14 @@ blocks for as long as decode asks it to. That a peer was busy for the 5 s of a h
 
 It is decode's heartbeat for the request that starts the next try. A decode that was cut off may have failed
 the request and given its blocks to another one: it asks for no more, and then nothing may be written there.
+For the same reason a push waits for a heartbeat whose registration is older than a break of the connection:
+what answers under the engine's name now may be a new process, which knows nothing of it.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Container
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +25,9 @@ else:
     _Next = object  # vLLM's push worker stands behind in the ``__mro__``
 
 Push = tuple[str, Any, dict[str, Any]]  # the request's id, its blocks, and decode's registration
+
+_MARK: Final = "kvfast_breaks"  # in a registration: how often the connection had broken when decode asked
+_ENGINES: Final = 4096  # whose breaks are known; of another one, what is marked counts as older
 
 # A handshake that is refused for good, such as over another model, fails and is logged at every try.
 _WAITS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -43,6 +49,7 @@ class PushRetries:
         self._lock: Final = threading.Lock()
         self._failures: Final[dict[str, int]] = {}
         self._waiting: Final[list[tuple[float, Push]]] = []
+        self._breaks: Final[OrderedDict[str, int]] = OrderedDict()
 
     def failed(self, push: Push) -> float:
         """Keep a push for later; return for how many seconds at least."""
@@ -52,6 +59,22 @@ class PushRetries:
             wait_s = _WAITS_S[min(failures, len(_WAITS_S) - 1)]
             self._waiting.append((self._clock() + wait_s, push))
         return wait_s
+
+    def broke(self, engine_id: str) -> None:
+        """Note that the connection with an engine broke."""
+        with self._lock:
+            self._breaks[engine_id] = self._breaks.pop(engine_id, 0) + 1
+            while len(self._breaks) > _ENGINES:
+                self._breaks.popitem(last=False)
+
+    def asked(self, registration: dict[str, Any]) -> None:
+        """Note that decode has just asked for what it has registered."""
+        registration[_MARK] = self._breaks_of(registration)
+
+    def is_old(self, registration: dict[str, Any]) -> bool:
+        """Tell whether the connection broke since decode asked; one that was not marked has just come."""
+        known = self._breaks_of(registration)
+        return bool(registration.setdefault(_MARK, known) != known)
 
     def take_due(self, req_ids: Container[str]) -> list[Push]:
         """Return these requests' pushes that have waited long enough, and keep them no longer."""
@@ -68,19 +91,17 @@ class PushRetries:
         with self._lock:
             return [push[0] for push in self._take(lambda _, push: push[0] not in req_ids)]
 
-    def waits(self, req_id: str) -> None:
-        """Note that a request's push waits, for a handshake or for its engine's removal."""
-        with self._lock:
-            self._failures.setdefault(req_id, 0)
-
-    def has_waited(self, req_id: str) -> bool:
-        """Tell whether a request's push has waited, and is not forgotten."""
+    def has_failed(self, req_id: str) -> bool:
+        """Tell whether a request's push has failed, and is not forgotten."""
         return req_id in self._failures
 
     def forget(self, req_id: str) -> None:
-        """Forget that a request's push has waited, and how often it failed: it was made, or will not be."""
+        """Forget how often a request's push failed: it was made, or will not be."""
         with self._lock:
             self._failures.pop(req_id, None)
+
+    def _breaks_of(self, registration: dict[str, Any]) -> int:
+        return self._breaks.get(registration.get("decode_engine_id", ""), 0)
 
     def _take(self, wanted: Callable[[float, Push], bool]) -> list[Push]:
         taken = [push for when, push in self._waiting if wanted(when, push)]
@@ -102,6 +123,9 @@ class KvfastRetriesMixin(_Next):  # type: ignore[misc]
             return handshake
 
         push = (request_id, local_block_ids, registration_data)
+        if self._kvfast.retries.is_old(registration_data):
+            self._kvfast_wait_for_heartbeat(push)
+            return
         stock = after(KvfastRetriesMixin, self)._do_start_push_kv
         try:
             stock(StandIn(self, _ensure_handshake=ensure), *push)
@@ -109,8 +133,12 @@ class KvfastRetriesMixin(_Next):  # type: ignore[misc]
             if not handshakes:
                 self._kvfast.retries.forget(request_id)
         for handshake in handshakes:
-            self._kvfast.retries.waits(request_id)
             handshake.add_done_callback(lambda ended: self._kvfast_handshake_ended(ended, push))
+
+    def _kvfast_wait_for_heartbeat(self: Any, push: Push) -> None:
+        wait_s = self._kvfast.retries.failed(push)
+        message = "engine %s was cut off after it registered request %s: pushed at a heartbeat after %.0f s"
+        self._kvfast.warn("old registration", message, push[2]["decode_engine_id"], push[0], wait_s)
 
     def _kvfast_handshake_ended(self: Any, handshake: Future[Any], push: Push) -> None:
         """Keep a push whose handshake failed. From vLLM's executor."""
@@ -126,6 +154,7 @@ class KvfastRetriesMixin(_Next):  # type: ignore[misc]
         super()._handle_heartbeat(payload)
         asked_for = self._reqs_to_send.keys() & payload.split(",")
         for push in self._kvfast.retries.take_due(asked_for):
+            self._kvfast.retries.asked(push[2])
             self._kvfast_hand_over(self._deferred_push_inbox, push)
 
     def _kvfast_settle(self: Any) -> None:

@@ -44,6 +44,8 @@ class KvfastState:
         What was asked of engines in `removing` meanwhile.
     dead_agents : set
         Agents whose connection was seen to be gone.
+    counted_dead : set
+        Those of them that were counted and logged since their engine was connected.
     posting : dict
         Requests whose WRITEs the writer thread is posting, with the handles posted so far.
     sends : Newest
@@ -81,6 +83,7 @@ class KvfastState:
         self.parked_pushes: Final[deque[tuple[Any, ...]]] = deque()
         self.parked_registrations: Final[deque[tuple[str, Any]]] = deque()
         self.dead_agents: Final[set[str]] = set()
+        self.counted_dead: Final[set[str]] = set()
         self.posting: Final[dict[str, list[Any]]] = {}
         self.sends: Final = Newest()
         self.retries: Final = PushRetries(clock)

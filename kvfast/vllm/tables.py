@@ -45,6 +45,7 @@ def aside(table: Any) -> list[Any]:
 
 def in_flight_of(table: Any, peer: str) -> int:
     """Return how many handles of a peer may still move bytes; those aside have moved theirs."""
-    tokens = set(table._peers.tokens_of(peer))
-    done = sum(item.req_id is None and item.peer in tokens for item in table._held.items())
-    return int(table.outstanding_of(peer)) - done
+    with table._feed:  # push mode's writer thread asks too, and a sweep may be forgetting a peer
+        tokens = set(table._peers.tokens_of(peer))
+        done = sum(item.req_id is None and item.peer in tokens for item in table._held.items())
+        return int(table.outstanding_of(peer)) - done

@@ -69,7 +69,6 @@ class KvfastWorkerMixin(KvfastEnginesMixin):
 
     def get_transfer_results(self: Any) -> Any:
         """Poll once, as vLLM does at every step."""
-        self._kvfast_fail_waiting()
         self._kvfast.expired_now = 0
         results = super().get_transfer_results()
         self._kvfast_settle()
@@ -163,6 +162,7 @@ class KvfastWorkerMixin(KvfastEnginesMixin):
         for peer, raws in self.nixl_wrapper.get_new_notifs().items():
             for raw in raws:
                 done |= self._kvfast_take_notif(raw, peer)
+        self._kvfast_fail_waiting()
         return done
 
     def _kvfast_take_notif(self: Any, raw: bytes, peer: str) -> set[str]:

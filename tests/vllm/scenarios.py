@@ -198,9 +198,10 @@ class ReceiveRunner(WorkerRunner):
         self.worker._pending_completion_notifs.put(f"{req_id}:{producers}".encode())
 
     def peer_lost(self, peer: str) -> None:
-        """A heartbeat meets the disconnect."""
+        """A heartbeat meets the disconnect. At the first step after, what it had said may still come."""
         self.agent.refuse_notifs(peer, error=nixlRemoteDisconnectError("gone"))
         self.worker._send_heartbeats(rig.heartbeat("any", engine=f"engine-{peer}"))
+        self.poll({})
 
     def poll(self, expected: dict[str, Any] | None = None) -> None:
         """As in the scenarios; without an argument nothing is looked at."""

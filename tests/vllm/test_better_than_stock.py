@@ -416,8 +416,8 @@ def test_a_killed_prefill_fails_the_requests_that_wait(backend: str, how: str) -
             worker._send_heartbeats(rig.heartbeat("r"))
         else:
             worker._do_send_reg_notif("r", {"remote_engine_id": rig.ENGINE})
-        results = worker.get_transfer_results()
-        assert results.failed_recving == ({"r"} if ours else set())
+        failed = [worker.get_transfer_results().failed_recving for _ in range(2)]
+        assert set().union(*failed) == ({"r"} if ours else set())
         assert worker.get_block_ids_with_load_errors() == ({4, 5} if ours else set())
         assert "other" in worker._recving_metadata
 
@@ -429,9 +429,11 @@ def test_an_engine_is_dead_when_all_its_agents_are(backend: str) -> None:
     rig.receive(worker, "r")
     agent.refuse_notifs("rank-0", error=nixlRemoteDisconnectError("gone"))
     worker._send_heartbeats(rig.heartbeat("r"))
-    assert worker.get_transfer_results().failed_recving == set()  # rank 1 may still be writing
+    for _ in range(3):
+        assert worker.get_transfer_results().failed_recving == set()  # rank 1 may still be writing
     agent.refuse_notifs("rank-1", error=nixlRemoteDisconnectError("gone"))
     worker._send_heartbeats(rig.heartbeat("r"))
+    assert worker.get_transfer_results().failed_recving == set()  # or have said so
     assert worker.get_transfer_results().failed_recving == {"r"}
 
 

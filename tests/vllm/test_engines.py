@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from kvfast.testing import ScriptedAgent, nixlBackendError, nixlNotFoundError
+from kvfast.testing import ScriptedAgent, nixlBackendError, nixlNotFoundError, nixlRemoteDisconnectError
 from kvfast.vllm.versions import check_vllm
 from tests.vllm import rig
 from tests.vllm.test_better_than_stock import BACKENDS, StaysTrueAgent, posted, pull, push
@@ -103,6 +103,80 @@ def test_a_write_that_meets_one_ranks_disconnect_fails_nobody(backend: str) -> N
     assert set().union(*ends) == set()  # the other rank may be writing
 
 
+# ---- what a producer said before it ended
+
+
+def producer_ends(agent: ScriptedAgent, worker: Any) -> None:
+    agent.refuse_notifs(rig.AGENT, error=nixlRemoteDisconnectError("gone"))
+    worker._send_heartbeats(rig.heartbeat("r"))
+
+
+def says(worker: Any, *messages: str) -> None:
+    """Have the writer thread pass on what came before the end of the connection."""
+    for message in messages:
+        worker._pending_completion_notifs.put(message.encode())
+
+
+@pytest.mark.parametrize("seen_by", ["heartbeat", "write"])
+@pytest.mark.parametrize("passed_on", ["before", "meanwhile"])
+def test_a_request_whose_writes_have_ended_is_not_failed(backend: str, passed_on: str, seen_by: str) -> None:
+    agent = ScriptedAgent()
+    worker = push(agent, ours=True, backend=backend)
+    rig.receive(worker, "r", blocks=(4, 5))
+    rig.receive(worker, "half", blocks=(6, 7))
+    if seen_by == "heartbeat":
+        producer_ends(agent, worker)
+    else:
+        writes(worker, "sent", posted(agent, "DISCONNECT"))
+    if passed_on == "before":
+        says(worker, "r:1")
+    ends = [worker.get_transfer_results()]
+    if passed_on == "meanwhile":
+        says(worker, "r:1")
+    ends += [worker.get_transfer_results() for _ in range(3)]
+    assert [end.failed_recving for end in ends if end.failed_recving] == [{"half"}]
+    assert set().union(*(end.finished_recving for end in ends)) == {"r", "half"}
+    assert worker.get_block_ids_with_load_errors() == {6, 7}
+
+
+def test_a_request_that_two_ranks_write_is_done_when_both_have_said_so(backend: str) -> None:
+    agent = ScriptedAgent()
+    worker = push(agent, ours=True, backend=backend)
+    rig.receive(worker, "r")
+    says(worker, "r:2")
+    worker.get_transfer_results()
+    producer_ends(agent, worker)
+    worker.get_transfer_results()
+    says(worker, "r:2")
+    results = worker.get_transfer_results()
+    assert (results.finished_recving, results.failed_recving) == ({"r"}, set())
+
+
+def test_a_request_with_the_id_of_one_that_ended_is_not_failed_for_it(backend: str) -> None:
+    agent = ScriptedAgent()
+    worker = push(agent, ours=True, backend=backend)
+    rig.receive(worker, "r")
+    producer_ends(agent, worker)
+    worker.get_transfer_results()
+    rig.receive(worker, "r")
+    for _ in range(3):
+        assert worker.get_transfer_results().failed_recving == set()
+
+
+def test_a_request_is_doomed_once(backend: str) -> None:
+    agent = ScriptedAgent()
+    worker = push(agent, ours=True, backend=backend)
+    rig.receive(worker, "r")
+    rig.receive(worker, "registers")
+    worker._kvfast.registering.add("registers")  # so that its engine is looked at again
+    warned: list[Any] = []
+    worker._kvfast.warn = lambda key, *_: warned.append(key)
+    producer_ends(agent, worker)
+    for _ in range(4):
+        worker.get_transfer_results()
+    assert warned.count("waiting") == 1
+
+
 # ---- what does not keep an engine, and what does not keep a read
 
 
@@ -178,6 +252,7 @@ def test_a_push_does_not_shake_hands_with_a_half_removed_engine(backend: str) ->
     agent = ScriptedAgent()
     worker = push(agent, ours=True, backend=backend)
     handshakes = rig.Handshakes(worker)
+    rig.sending(worker, "r")
     in_the_removal(agent, lambda: worker._do_start_push_kv("r", ([1],), GOOD))
     writes(worker, "sent", posted(agent, "DISCONNECT"))
     worker.get_transfer_results()

@@ -70,3 +70,37 @@ def test_an_id_that_is_used_again_after_its_lease_is_pushed(
     assert pushed == []
     worker._do_start_push_kv("r", new, registration)
     assert pushed == [new]
+
+
+@pytest.mark.parametrize("end", ["lease", "notification"])
+def test_a_push_that_waits_for_its_engines_removal_does_not_outlive_its_lease(
+    backend: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed: list[str] = []
+    monkeypatch.setattr(
+        rig.STOCK["push"], "_xfer_blocks_for_req", lambda worker, req_id, meta: pushed.append(req_id)
+    )
+    agent = ScriptedAgent()
+    worker = push(agent, ours=True, backend=backend)
+    handle = posted(agent, "PROC")
+    worker._sending_transfers.note_peer(handle, rig.AGENT)
+    rig.sending(worker, "keeps the engine", handle)
+    worker._kvfast_disconnected(rig.ENGINE)
+    for req_id in ("ends", "lives"):
+        rig.sending(worker, req_id)
+        worker._do_start_push_kv(req_id, ([1],), rig.registration())
+    if end == "lease":
+        worker._reqs_to_send["ends"] = time.perf_counter() - 1.0
+    else:
+        del worker._reqs_to_send["ends"]  # as 0.31 and 0.32 do then
+    worker.get_transfer_results()
+    assert [waiting[0] for waiting in worker._kvfast.parked_pushes] == ["lives"]
+    for number in range(5000):  # more than is remembered of such ends
+        worker._kvfast.sends.withdraw(str(number))
+    agent.set_state(handle, "DONE")
+    for _ in range(2):
+        worker.get_transfer_results()
+    worker._remote_agents[rig.ENGINE] = {(0, 0): rig.AGENT}
+    while not worker._deferred_push_inbox.empty():
+        worker._do_start_push_kv(*worker._deferred_push_inbox.get_nowait())
+    assert pushed == ["lives"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ pytest.importorskip("vllm")
 import vllm.plugins
 from vllm.config.kv_transfer import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 
 from kvfast.vllm import plugin
+from kvfast.vllm.metrics import KvfastStats
 from kvfast.vllm.versions import UnsupportedVllmError
 
 FACTORY = "vllm.distributed.kv_transfer.kv_connector.factory"
@@ -118,3 +121,34 @@ def test_it_can_be_loaded_twice(registry: dict[str, Any]) -> None:
     plugin.register()
     assert registry == first
     assert set(plugin.CONNECTORS) <= set(registry)
+
+
+@pytest.mark.parametrize("name", plugin.CONNECTORS)
+def test_a_multi_connector_reads_what_its_child_counts_where_plugins_are_off(
+    registry: dict[str, Any], name: str
+) -> None:
+    child = KVTransferConfig(kv_connector=name, kv_connector_module_path="kvfast.vllm", kv_role="kv_both")
+    found = KVConnectorFactory.get_connector_class(child)
+    counted = KvfastStats()
+    counted.record_failed_transfer()
+    read = MultiConnector.build_kv_connector_stats({found.__name__: counted.data})
+    assert isinstance(read[found.__name__], KvfastStats)
+    assert set(plugin.CONNECTORS) <= set(registry)
+
+
+@pytest.mark.usefixtures("registry")
+def test_another_vllm_is_told_where_plugins_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise UnsupportedVllmError("kvfast supports vLLM 1.0; found 2.0")
+
+    monkeypatch.setattr("kvfast.vllm.versions.check_vllm", refuse)
+    child = KVTransferConfig(
+        kv_connector="KvfastNixlConnector", kv_connector_module_path="kvfast.vllm", kv_role="kv_both"
+    )
+    with pytest.raises(UnsupportedVllmError, match=r"found 2\.0"):
+        KVConnectorFactory.get_connector_class(child)
+
+
+def test_nothing_of_vllm_is_loaded_until_a_connector_is_asked_for() -> None:
+    code = "import sys, kvfast.vllm; sys.exit('vllm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

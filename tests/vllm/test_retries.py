@@ -133,11 +133,27 @@ def test_nothing_is_pushed_to_a_decode_that_asks_no_more(backend: str, make: Mak
     assert prefill.pushed == [("s", BLOCKS)]
 
 
-@pytest.mark.parametrize("first_handshake", ["fails", "succeeds"])
+FIRST, SECOND = "cmpl-x-0-aaaaaaaa", "cmpl-x-0-cccccccc"  # one X-Request-Id, and vLLM's own suffixes
+
+
+@pytest.mark.parametrize(
+    ("first_handshake", "other", "expected"),
+    [
+        ("fails", None, ("engine-d3", [[9]])),
+        ("fails", "sent", (AWAY, [[7]])),
+        ("fails", "processed", (AWAY, [[7]])),
+        ("succeeds", None, (AWAY, [[7]])),
+    ],
+)
 def test_what_is_registered_meanwhile_counts(
-    backend: str, make: MakePrefill, monkeypatch: pytest.MonkeyPatch, first_handshake: str
+    backend: str,
+    make: MakePrefill,
+    monkeypatch: pytest.MonkeyPatch,
+    first_handshake: str,
+    other: str | None,
+    expected: Any,
 ) -> None:
-    """The first decode was cut off, and another one goes on with what was prefilled."""
+    """The first decode was cut off, and another one goes on with what was prefilled; or it is another's."""
     prefill = make(ours=True, backend=backend)
     worker = prefill.worker
     written: list[Any] = []
@@ -146,10 +162,13 @@ def test_what_is_registered_meanwhile_counts(
         "_xfer_blocks_for_req",
         lambda worker, req_id, meta: written.append((meta.remote.engine_id, meta.remote.block_ids)),
     )
-    req_id = "cmpl-x-0-aaaaaaaa"
     clock = rig.use_clock(worker)
-    rig.sending(worker, req_id)
-    prefill.match(req_id)
+    rig.sending(worker, FIRST)
+    if other == "sent":
+        rig.sending(worker, SECOND)
+    elif other == "processed":
+        worker._reqs_to_process.add(SECOND)
+    prefill.match(FIRST)
     worker._remote_agents["engine-d3"] = {(0, 0): "agent-d3"}
     newer = {"request_id": "cmpl-x-0-bbbbbbbb", "decode_engine_id": "engine-d3", "local_block_ids": [[9]]}
     worker._handle_push_reg_notif(b"PUSH_REG:" + rig.packed(rig.registration() | newer))
@@ -158,9 +177,56 @@ def test_what_is_registered_meanwhile_counts(
     else:
         prefill.succeed()
     clock.advance(1.0)
-    prefill.step(req_id)
-    assert written == [("engine-d3", [[9]])]
-    assert worker._pending_d_registrations == {}
+    prefill.step(FIRST)
+    if not written:
+        prefill.succeed()
+        prefill.step(FIRST)
+    assert written == [expected]
+    taken = expected[0] != AWAY
+    assert list(worker._pending_d_registrations) == ([] if taken else ["cmpl-x-0-bbbbbbbb"])
+
+
+def test_what_is_registered_meanwhile_does_not_count_if_it_does_not_fit(
+    backend: str, make: MakePrefill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill = make(ours=True, backend=backend)
+    written: list[Any] = []
+    monkeypatch.setattr(
+        rig.STOCK["push"],
+        "_xfer_blocks_for_req",
+        lambda worker, req_id, meta: written.append((req_id, meta.remote.block_ids)),
+    )
+    clock = prefill.refused(FIRST)
+    newer = {"request_id": "cmpl-x-0-bbbbbbbb", "local_block_ids": [[8], [9]]}
+    prefill.worker._handle_push_reg_notif(b"PUSH_REG:" + rig.packed(rig.registration(AWAY) | newer))
+    clock.advance(1.0)
+    prefill.step(FIRST)
+    prefill.succeed()
+    prefill.step()
+    assert written == [(FIRST, [[7]])]
+    assert prefill.worker._push_finished_blocks == {}
+
+
+def test_two_requests_with_one_id_are_each_written_where_they_registered(
+    backend: str, make: MakePrefill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The push of the first one waits for the first handshake meanwhile, and nothing fails."""
+    prefill = make(ours=True, backend=backend)
+    worker = prefill.worker
+    written: list[Any] = []
+    monkeypatch.setattr(
+        rig.STOCK["push"],
+        "_xfer_blocks_for_req",
+        lambda worker, req_id, meta: written.append((req_id, meta.remote.block_ids)),
+    )
+    prefill.match(FIRST)
+    newer = {"request_id": "cmpl-x-0-bbbbbbbb", "local_block_ids": [[9]]}
+    worker._handle_push_reg_notif(b"PUSH_REG:" + rig.packed(rig.registration(AWAY) | newer))
+    prefill.succeed()
+    rig.sending(worker, FIRST)
+    prefill.step()
+    worker._do_start_push_kv(SECOND, BLOCKS, worker._pop_matching_registration(SECOND))
+    assert written == [(FIRST, [[7]]), (SECOND, [[9]])]
 
 
 def test_pushes_that_waited_for_one_handshake_are_all_made(backend: str, make: MakePrefill) -> None:
