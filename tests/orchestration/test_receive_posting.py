@@ -404,3 +404,17 @@ def test_of_peers_that_were_posted_to_nothing_is_kept(rig: ReceiveRig) -> None:
     for number in range(3):
         rig.track(f"R{number}", number + 1, peer=f"P{number}")
     assert not rig.receiver._posting_to
+
+
+def test_a_post_within_a_post_ends_alone(rig: ReceiveRig) -> None:
+    def prepare() -> Any:
+        assert rig.post("S", 2)
+        assert rig.receiver.outstanding_of("P") == 2  # that one's handle, and this post
+        return rig.agent.prepare(1)
+
+    rig.track("R", peer="P")
+    rig.track("S", peer="P")
+    assert rig.receiver.post("R", prepare) is True
+    assert rig.receiver.outstanding_of("P") == 2
+    rig.states("DONE", 1, 2)
+    assert ends(rig.poll()) == ({"R", "S"}, set(), set())
