@@ -11,7 +11,6 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_worker import NixlPushConnectorWorker
 
 from .agent import LockedAgentWorker
-from .borrow import StandIn, after
 from .options import Options
 from .registrations import KvfastRegistrationsMixin
 from .retries import KvfastRetriesMixin
@@ -27,8 +26,6 @@ class KvfastNixlPushConnectorWorker(
     LockedAgentWorker,
 ):
     """The push worker."""
-
-    _kvfast_doomed: tuple[tuple[str, Any], ...] = ()  # requests that fail at the next poll
 
     def _kvfast_start(self, options: Options) -> None:
         super()._kvfast_start(options)
@@ -80,35 +77,6 @@ class KvfastNixlPushConnectorWorker(
         self._kvfast_fail_waiting()
         self._kvfast_fail_doomed(doomed)
         return done
-
-    def _kvfast_fail_writes_of(self, engine_id: str) -> bool:
-        """Doom the requests that wait for an engine's WRITEs: at the next poll they fail, if they still wait.
-
-        A producer may have written, said so, and ended. What it said, the writer thread passes on meanwhile.
-        """
-        failed: queue.SimpleQueue[str] = queue.SimpleQueue()
-        written, doomed = self._recving_transfers, dict(self._kvfast_doomed)
-        waiting = {
-            req_id: meta
-            for req_id, meta in list(self._recving_metadata.items())
-            if req_id not in written and doomed.get(req_id) is not meta
-        }
-        kept = {"_recving_metadata": waiting, "consumer_notification_counts_by_req": {}}
-        stand_in = StandIn(self, _failed_recv_reqs=failed, **kept)
-        whole = bool(after(KvfastNixlPushConnectorWorker, self)._kvfast_fail_writes_of(stand_in, engine_id))
-        with self._kvfast.lock:
-            while not failed.empty():
-                req_id = failed.get_nowait()
-                self._kvfast_doomed = (*self._kvfast_doomed, (req_id, waiting[req_id]))
-        return whole
-
-    def _kvfast_fail_doomed(self, doomed: tuple[tuple[str, Any], ...]) -> None:
-        with self._kvfast.lock:
-            self._kvfast_doomed = self._kvfast_doomed[len(doomed) :]
-        for req_id, meta in doomed:
-            if self._recving_metadata.get(req_id) is meta and req_id not in self._recving_transfers:
-                self.consumer_notification_counts_by_req.pop(req_id, None)
-                self._failed_recv_reqs.put(req_id)
 
     def _kvfast_inbox_of(self, raw: bytes) -> dict[str, Any]:
         inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()

@@ -29,6 +29,8 @@ _BLOCKS: Final = "local_block_ids"
 class KvfastRegistrationsMixin(_Next):  # type: ignore[misc]
     """Registrations, common to both sides of a push."""
 
+    _kvfast_doomed: tuple[tuple[str, Any], ...] = ()  # requests that fail at the next poll
+
     # ---- on decode
 
     def _kvfast_drop_unasked(self: Any, metadata: Any) -> None:
@@ -86,23 +88,35 @@ class KvfastRegistrationsMixin(_Next):  # type: ignore[misc]
             self._failed_recv_reqs.put(req_id)
 
     def _kvfast_fail_writes_of(self: Any, engine_id: str) -> bool:
-        """Fail the requests that wait for an engine's WRITEs; no registration of theirs goes out any more.
+        """Doom the requests that wait for an engine's WRITEs: at the next poll they fail, if they still wait.
+
+        No registration of theirs goes out any more. But a producer may have written, said so, and ended: what
+        it said, the writer thread passes on meanwhile.
 
         Return whether that was done for all: of one that is just being registered the next poll knows more.
         """
-        state, whole = self._kvfast, True
+        state, whole, doomed = self._kvfast, True, dict(self._kvfast_doomed)
         for req_id, meta in list(self._recving_metadata.items()):
             if meta.remote is None or meta.remote.engine_id != engine_id:
                 continue
+            if req_id in self._recving_transfers or doomed.get(req_id) is meta:
+                continue  # all of it has been written, or it is known
             with state.lock:
                 if req_id in state.registering:
                     whole = False
                     continue  # whether there is anybody to tell, the writer thread is finding out
                 state.registrations.withdraw(req_id)
-            self.consumer_notification_counts_by_req.pop(req_id, None)
+                self._kvfast_doomed = (*self._kvfast_doomed, (req_id, meta))
             state.warn("waiting", "request %s fails: engine %s is gone", req_id, engine_id)
-            self._failed_recv_reqs.put(req_id)
         return whole
+
+    def _kvfast_fail_doomed(self: Any, doomed: tuple[tuple[str, Any], ...]) -> None:
+        with self._kvfast.lock:
+            self._kvfast_doomed = self._kvfast_doomed[len(doomed) :]
+        for req_id, meta in doomed:
+            if self._recving_metadata.get(req_id) is meta and req_id not in self._recving_transfers:
+                self.consumer_notification_counts_by_req.pop(req_id, None)
+                self._failed_recv_reqs.put(req_id)
 
     def _kvfast_settle(self: Any) -> None:
         super()._kvfast_settle()

@@ -91,9 +91,8 @@ def test_a_clock_that_raises_after_the_sweep_costs_no_failure() -> None:
     assert ends(rig.poll()) == (set(), {"bad"}, set())
 
 
-def test_an_id_is_free_when_its_end_was_reported_and_not_before() -> None:
-    stats = OnceBroken("finished_requests")
-    rig = ReceiveRig(stats=stats)
+def end_unreported(rig: Any, stats: OnceBroken) -> None:
+    """Let a request R end, and the poll that would report it raise."""
     rig.track("R", 1)
     rig.states("DONE", 1)
     stats.broken = True
@@ -101,6 +100,12 @@ def test_an_id_is_free_when_its_end_was_reported_and_not_before() -> None:
         rig.poll()
     with pytest.raises(DuplicateRequestError, match="end of the earlier request 'R' is not reported"):
         rig.track("R")
+
+
+def test_an_id_is_free_when_its_end_was_reported_and_not_before() -> None:
+    stats = OnceBroken("finished_requests")
+    rig = ReceiveRig(stats=stats)
+    end_unreported(rig, stats)
     assert ends(rig.poll()) == ({"R"}, set(), set())
     rig.track("R")
 
@@ -108,13 +113,7 @@ def test_an_id_is_free_when_its_end_was_reported_and_not_before() -> None:
 def test_a_sends_id_is_free_when_its_end_was_reported_and_not_before() -> None:
     stats = OnceBroken("finished_requests")
     rig = SendRig(stats=stats)
-    rig.track("R", 1)
-    rig.states("DONE", 1)
-    stats.broken = True
-    with pytest.raises(OSError, match="nobody takes"):
-        rig.poll()
-    with pytest.raises(DuplicateRequestError, match="end of the earlier request 'R' is not reported"):
-        rig.track("R")
+    end_unreported(rig, stats)
     assert rig.poll().finished == {"R"}
     rig.track("R")
 

@@ -86,6 +86,17 @@ def make(monkeypatch: pytest.MonkeyPatch) -> MakePrefill:
     return made
 
 
+def note_writes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Have WRITEs only noted: each request, and the blocks that it is written to."""
+    written: list[Any] = []
+    monkeypatch.setattr(
+        rig.STOCK["push"],
+        "_xfer_blocks_for_req",
+        lambda worker, req_id, meta: written.append((req_id, meta.remote.block_ids)),
+    )
+    return written
+
+
 def test_stock_drops_a_push_whose_handshake_fails(make: MakePrefill) -> None:
     prefill = make(ours=False)
     rig.sending(prefill.worker, "r")
@@ -190,12 +201,7 @@ def test_what_is_registered_meanwhile_does_not_count_if_it_does_not_fit(
     backend: str, make: MakePrefill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefill = make(ours=True, backend=backend)
-    written: list[Any] = []
-    monkeypatch.setattr(
-        rig.STOCK["push"],
-        "_xfer_blocks_for_req",
-        lambda worker, req_id, meta: written.append((req_id, meta.remote.block_ids)),
-    )
+    written = note_writes(monkeypatch)
     clock = prefill.refused(FIRST)
     newer = {"request_id": "cmpl-x-0-bbbbbbbb", "local_block_ids": [[8], [9]]}
     prefill.worker._handle_push_reg_notif(b"PUSH_REG:" + rig.packed(rig.registration(AWAY) | newer))
@@ -213,12 +219,7 @@ def test_two_requests_with_one_id_are_each_written_where_they_registered(
     """The push of the first one waits for the first handshake meanwhile, and nothing fails."""
     prefill = make(ours=True, backend=backend)
     worker = prefill.worker
-    written: list[Any] = []
-    monkeypatch.setattr(
-        rig.STOCK["push"],
-        "_xfer_blocks_for_req",
-        lambda worker, req_id, meta: written.append((req_id, meta.remote.block_ids)),
-    )
+    written = note_writes(monkeypatch)
     prefill.match(FIRST)
     newer = {"request_id": "cmpl-x-0-bbbbbbbb", "local_block_ids": [[9]]}
     worker._handle_push_reg_notif(b"PUSH_REG:" + rig.packed(rig.registration(AWAY) | newer))
