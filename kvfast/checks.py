@@ -7,9 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import index
 from typing import Any, Final
 
+from kvfast_ext import names
+
 Blocks = tuple[tuple[int, ...], ...]
 
 _NO_LIST: Final = (str, bytes, bytearray)
+
+peer_name: Final = names.peer_name
 
 
 def req_id(value: object) -> str:
@@ -33,14 +37,17 @@ def name(what: str, value: object) -> str:
 
 
 def peers(value: object) -> tuple[str, ...]:
-    """Return the agents that a request deals with: None, one name, or several."""
+    """Return the agents that a request deals with, each once: None, one name, or several.
+
+    A name is a str, or bytes as ``add_remote_agent`` returns it: see `peer_name`.
+    """
     if value is None:
         return ()
-    if isinstance(value, str):
-        return (value,)
+    if isinstance(value, (str, bytes)):
+        return (peer_name("peer", value),)
     if isinstance(value, _NO_LIST) or not isinstance(value, Iterable):
-        raise TypeError(f"peer must be a str, several of them, or None, not {value!r}")
-    return tuple(dict.fromkeys(name("a peer", one) for one in value))
+        raise TypeError(f"peer must be a str or bytes, several of them, or None, not {value!r}")
+    return tuple(dict.fromkeys(peer_name("a peer", one) for one in value))
 
 
 def block_ids(value: object) -> Blocks:

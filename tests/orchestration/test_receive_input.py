@@ -176,8 +176,11 @@ def test_what_is_no_agent() -> None:
     ("options", "error", "value"),
     [
         ({"peer": 5}, TypeError, "5"),
-        ({"peer": b"P0"}, TypeError, "P0"),
+        ({"peer": bytearray(b"P0")}, TypeError, "P0"),
+        ({"peer": b"\xff"}, ValueError, "xff"),
+        ({"peer": ""}, ValueError, "''"),
         ({"peer": ["P0", 5]}, TypeError, "5"),
+        ({"peer": ["P0", b""]}, ValueError, "b''"),
         ({"read_before": math.nan}, ValueError, "nan"),
         ({"read_before": math.inf}, ValueError, "inf"),
         ({"read_before": "1"}, TypeError, "'1'"),
